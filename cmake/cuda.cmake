@@ -1,0 +1,41 @@
+# CUDA is used where nvcc is found; without it everything builds for CPU ranks.
+include(CheckLanguage)
+check_language(CUDA)
+if(CMAKE_CUDA_COMPILER)
+  # CMake wants a value before it enables the language; every target of ours sets its own CUDA_ARCHITECTURES.
+  set(SLIDEDP_CUDA_ARCHITECTURES "80;89;90" CACHE STRING "GPU architectures to build for")
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES ${SLIDEDP_CUDA_ARCHITECTURES})
+  endif()
+  enable_language(CUDA)
+  # CMake 3.25 knows no C++20 flag of nvcc's (and puts its own -std behind any compile option, where it would win).
+  foreach(kind STANDARD EXTENSION)
+    if(NOT CMAKE_CUDA20_${kind}_COMPILE_OPTION)
+      set(CMAKE_CUDA20_${kind}_COMPILE_OPTION "-std=c++20")
+    endif()
+  endforeach()
+  find_package(CUDAToolkit REQUIRED)
+  set(SLIDEDP_WITH_CUDA ON)
+  message(STATUS "CUDA ${CMAKE_CUDA_COMPILER_VERSION} found: CUDA targets are configured")
+else()
+  set(SLIDEDP_WITH_CUDA OFF)
+  message(STATUS "No nvcc found: building for CPU ranks only")
+endif()
+
+# slidedp_cuda_library(NAME GLOBS... [PUBLIC libs...]): one static library of the CUDA and C++ sources that the globs
+# (relative to the project's root) find. Where they find none there is no target, so that a source can simply be added.
+# Only the CUDA runtime is linked: libcuda and NVML do not exist on machines without a driver.
+function(slidedp_cuda_library name)
+  cmake_parse_arguments(LIB "" "" "GLOBS;PUBLIC" ${ARGN})
+  list(TRANSFORM LIB_GLOBS PREPEND ${PROJECT_SOURCE_DIR}/)
+  file(GLOB sources CONFIGURE_DEPENDS ${LIB_GLOBS})
+  if(NOT sources)
+    message(STATUS "No CUDA sources yet: no target ${name}")
+    return()
+  endif()
+  add_library(${name} STATIC ${sources})
+  target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR})
+  target_link_libraries(${name} PUBLIC ${LIB_PUBLIC} CUDA::cudart)
+  set_target_properties(${name} PROPERTIES
+    CUDA_ARCHITECTURES "${SLIDEDP_CUDA_ARCHITECTURES}" CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON)
+endfunction()

@@ -1,0 +1,73 @@
+// Vocabulary types shared by every folder. Names are the ones used in YAML, SQL, CLI and docs.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace slidedp {
+
+enum class DType : uint8_t { bf16, fp32 };
+enum class Delivery : uint8_t { replicated, sharded, broadcast };
+enum class Reduction : uint8_t { cpu, gpu };
+enum class ActivationPolicy : uint8_t { keep, selective, recompute, offload };
+enum class UpdatePolicy : uint8_t { eager, deferred, split };
+enum class UnitKind : uint8_t { embedding, layer, head };
+
+// Where tasks run. The first four are in-order lanes of one rank; `update` is the host's pool of workers.
+enum class LaneKind : uint8_t { compute, h2d, d2h, comm, update };
+inline constexpr int kDeviceLanes = 4;
+
+enum class TaskKind : uint8_t {
+  h2d,
+  all_gather,
+  broadcast,
+  fwd,
+  head,
+  recompute,
+  bwd,
+  act_d2h,
+  act_h2d,
+  cast,
+  reduce_scatter,
+  d2h,
+  host_accumulate,
+  norm,
+  update
+};
+inline constexpr int kTaskKinds = 15;
+
+inline constexpr int64_t size_of(DType type) { return type == DType::bf16 ? 2 : 4; }
+
+// Names as written in files; `parse_*` return nullopt for an unknown name.
+std::string_view name(DType);
+std::string_view name(Delivery);
+std::string_view name(Reduction);
+std::string_view name(ActivationPolicy);
+std::string_view name(UpdatePolicy);
+std::string_view name(UnitKind);
+std::string_view name(LaneKind);
+std::string_view name(TaskKind);
+std::optional<DType> parse_dtype(std::string_view);
+std::optional<Delivery> parse_delivery(std::string_view);
+std::optional<Reduction> parse_reduction(std::string_view);
+std::optional<ActivationPolicy> parse_activation(std::string_view);
+std::optional<UpdatePolicy> parse_update(std::string_view);
+
+// A predicted and a measured value never mix by accident: they are different types. Unit: seconds.
+template <typename Source>
+struct SecondsFrom {
+  double seconds = 0;
+  auto operator<=>(const SecondsFrom&) const = default;
+};
+using PredictedSeconds = SecondsFrom<struct PredictedTag>;
+using MeasuredSeconds = SecondsFrom<struct MeasuredTag>;
+
+// Blocks of this many elements are the grain of alignment, shards and the gradient norm.
+inline constexpr int64_t kBlockElements = 64;
+
+inline constexpr int64_t round_up(int64_t value, int64_t grain) { return (value + grain - 1) / grain * grain; }
+inline constexpr int64_t ceil_div(int64_t value, int64_t by) { return (value + by - 1) / by; }
+
+}  // namespace slidedp

@@ -1,0 +1,178 @@
+#include "model/graph/dependencies.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+namespace slidedp {
+namespace {
+
+// Task executions of the two unrolled steps: step * tasks + task.
+using Execution = int32_t;
+
+struct Segment {
+  int64_t end = 0;
+  Execution writer = -1;
+  std::vector<Execution> readers;  // since the last write
+};
+
+// Who last touched which bytes of one buffer: disjoint segments by their begin.
+class BufferHistory {
+ public:
+  // Appends what an access at this point must wait for, and notes the access.
+  void touch(Execution execution, const Access& access, std::vector<Execution>& conflicts) {
+    if (access.begin >= access.end) return;
+    cut(access.begin);
+    cut(access.end);
+    fill_gaps(access.begin, access.end);
+    for (auto it = segments_.find(access.begin); it != segments_.end() && it->first < access.end; ++it) {
+      Segment& segment = it->second;
+      if (segment.writer >= 0) conflicts.push_back(segment.writer);
+      if (!writes(access.mode)) {
+        segment.readers.push_back(execution);
+        continue;
+      }
+      conflicts.insert(conflicts.end(), segment.readers.begin(), segment.readers.end());
+      segment.writer = execution;
+      segment.readers.clear();
+    }
+  }
+
+ private:
+  // Makes `at` a segment boundary if it lies inside a segment.
+  void cut(int64_t at) {
+    auto it = segments_.upper_bound(at);
+    if (it == segments_.begin()) return;
+    --it;
+    if (it->first == at || it->second.end <= at) return;
+    Segment right = it->second;
+    it->second.end = at;
+    segments_.emplace(at, std::move(right));
+  }
+
+  void fill_gaps(int64_t begin, int64_t end) {
+    int64_t at = begin;
+    auto it = segments_.lower_bound(begin);
+    while (at < end) {
+      if (it != segments_.end() && it->first == at) {
+        at = it->second.end;
+        ++it;
+        continue;
+      }
+      const int64_t stop = it == segments_.end() ? end : std::min(end, it->first);
+      segments_.emplace_hint(it, at, Segment{stop, -1, {}});
+      at = stop;
+    }
+  }
+
+  std::map<int64_t, Segment> segments_;
+};
+
+// Knows, for every execution, how far each in-order lane has come at least when it starts: the lane's executions up to
+// that place happen before it. (A vector clock. Pool executions have no order of their own.)
+class Clocks {
+ public:
+  explicit Clocks(const StepGraph& graph)
+      : graph_(graph), tasks_(static_cast<Execution>(graph.tasks.size())), lanes_(graph.lanes.size() - 1) {
+    position_.resize(graph.tasks.size(), -1);
+    for (const auto& lane : graph.lanes) {
+      for (size_t i = 0; i < lane.size(); ++i) position_[static_cast<size_t>(lane[i])] = static_cast<int32_t>(i);
+    }
+    clocks_.assign(2 * graph.tasks.size() * lanes_, -1);
+  }
+
+  bool in_pool(Execution execution) const { return lane(execution) == lanes_; }
+  size_t lane(Execution execution) const {
+    return static_cast<size_t>(graph_.lane_index(graph_.tasks[static_cast<size_t>(execution % tasks_)].lane));
+  }
+  // Place on its lane, counted over both steps.
+  int32_t place(Execution execution) const {
+    const auto length = static_cast<int32_t>(graph_.lanes[lane(execution)].size());
+    return execution / tasks_ * length + position_[static_cast<size_t>(execution % tasks_)];
+  }
+  // The execution before it on its in-order lane, or -1.
+  Execution lane_predecessor(Execution execution) const {
+    const auto& tasks = graph_.lanes[lane(execution)];
+    const Execution step = execution / tasks_;
+    const auto index = static_cast<size_t>(position_[static_cast<size_t>(execution % tasks_)]);
+    if (index > 0) return step * tasks_ + tasks[index - 1];
+    return step > 0 ? (step - 1) * tasks_ + tasks.back() : -1;
+  }
+  bool happens_before(Execution device_execution, Execution other) const {
+    return clock(other)[lane(device_execution)] >= place(device_execution);
+  }
+  // `self` starts after `before`.
+  void add(Execution self, Execution before) {
+    int32_t* mine = clock(self);
+    const int32_t* theirs = clock(before);
+    for (size_t i = 0; i < lanes_; ++i) mine[i] = std::max(mine[i], theirs[i]);
+    if (!in_pool(before)) mine[lane(before)] = std::max(mine[lane(before)], place(before));
+  }
+
+ private:
+  int32_t* clock(Execution execution) { return clocks_.data() + static_cast<size_t>(execution) * lanes_; }
+  const int32_t* clock(Execution execution) const { return clocks_.data() + static_cast<size_t>(execution) * lanes_; }
+
+  const StepGraph& graph_;
+  const Execution tasks_;
+  const size_t lanes_;  // in-order ones
+  std::vector<int32_t> position_, clocks_;
+};
+
+// Leaves out what the task's own lane or another conflict implies, and notes the task's clock. Pool executions all
+// stay.
+std::vector<Execution> prune(Clocks& clocks, std::vector<Execution> conflicts, Execution self) {
+  std::sort(conflicts.begin(), conflicts.end());
+  conflicts.erase(std::unique(conflicts.begin(), conflicts.end()), conflicts.end());
+  std::erase(conflicts, self);
+  const Execution before = clocks.in_pool(self) ? -1 : clocks.lane_predecessor(self);
+  std::vector<Execution> kept;
+  for (const Execution execution : conflicts) {
+    const bool implied = !clocks.in_pool(execution) &&
+                         ((before >= 0 && (execution == before || clocks.happens_before(execution, before))) ||
+                          std::any_of(conflicts.begin(), conflicts.end(), [&](Execution other) {
+                            return other != execution && clocks.happens_before(execution, other);
+                          }));
+    if (!implied) kept.push_back(execution);
+  }
+  if (before >= 0) clocks.add(self, before);
+  for (const Execution execution : kept) clocks.add(self, execution);
+  return kept;
+}
+
+}  // namespace
+
+bool alternates(BufferKind kind) {
+  return kind == BufferKind::batch || kind == BufferKind::batch_host || kind == BufferKind::loss ||
+         kind == BufferKind::loss_host;
+}
+
+void derive_dependencies(StepGraph& graph) {
+  const auto tasks = static_cast<Execution>(graph.tasks.size());
+  graph.lanes.assign(static_cast<size_t>(graph.ranks()) * kDeviceLanes + 1, {});
+  for (TaskId id = 0; id < tasks; ++id) {
+    graph.lanes[static_cast<size_t>(graph.lane_index(graph.tasks[static_cast<size_t>(id)].lane))].push_back(id);
+  }
+  Clocks clocks(graph);
+  std::vector<BufferHistory> histories(graph.buffers.size());
+  for (Execution step = 0; step < 2; ++step) {
+    if (step == 1) {
+      for (size_t buffer = 0; buffer < graph.buffers.size(); ++buffer) {
+        if (alternates(graph.buffers[buffer].kind)) histories[buffer] = BufferHistory{};
+      }
+    }
+    for (TaskId id = 0; id < tasks; ++id) {
+      Task& task = graph.tasks[static_cast<size_t>(id)];
+      const Execution self = step * tasks + id;
+      std::vector<Execution> conflicts;
+      for (const Access& access : task.accesses) {
+        histories[static_cast<size_t>(access.buffer)].touch(self, access, conflicts);
+      }
+      for (const Execution execution : prune(clocks, std::move(conflicts), self)) {
+        if (step == 1) (execution >= tasks ? task.deps : task.previous_deps).push_back(execution % tasks);
+      }
+    }
+  }
+}
+
+}  // namespace slidedp

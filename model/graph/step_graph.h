@@ -1,0 +1,159 @@
+// The step graph: one steady-state training step as plain data. simulate() prices it, the executor runs it.
+//
+// Tasks stand in program order: running them one after another is a correct execution. Dependencies are exactly the
+// orderings between tasks that touch overlapping bytes, one of them writing, less those that in-order lanes and other
+// dependencies already imply. Cross-step dependencies point to the same graph's previous execution.
+//
+// First step and flush are the same graph with another Phase: a task outside the phase keeps its place (it waits for
+// what it depends on and can be waited for) but does nothing.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "model/base/types.h"
+#include "model/spec/layout.h"
+#include "model/spec/plan.h"
+
+namespace slidedp {
+
+using TaskId = int32_t;
+using BufferId = int32_t;
+
+enum class Phase : uint8_t { first, steady, flush };
+inline constexpr uint8_t phase_bit(Phase phase) { return static_cast<uint8_t>(1u << static_cast<int>(phase)); }
+inline constexpr uint8_t kStepPhases = 0b011;    // first and steady
+inline constexpr uint8_t kUpdatePhases = 0b110;  // steady and flush: deferred work of the previous step
+
+// What a buffer holds. Host buffers with unit >= 0 that are `state_*` are bound to the host state.
+enum class BufferKind : uint8_t {
+  // host
+  state_hi,
+  state_lo,
+  state_m,
+  state_v,
+  landing,
+  accumulator,
+  norm_partials,
+  step_scalars,
+  loss_host,
+  batch_host,
+  activation_host,
+  // device
+  weight_slot,
+  gradient_slot,
+  wire_slot,
+  shard_slot,
+  hidden,
+  saved,
+  hidden_gradient,
+  batch,
+  loss
+};
+std::string_view name(BufferKind);
+
+struct Buffer {
+  BufferKind kind{};
+  int rank = -1;   // -1: host
+  int unit = -1;   // host state and landing
+  int64_t bytes = 0;
+  std::string name;  // "rank 0 weight slot layer[1]"
+  int owner = -1;    // host buffers that serve one rank (batch_host, loss_host)
+  bool on_host() const { return rank < 0; }
+};
+
+enum class AccessMode : uint8_t { read, write, read_write };
+inline bool writes(AccessMode mode) { return mode != AccessMode::read; }
+
+// What the access is to the task: the executor finds its operands by role.
+enum class Role : uint8_t {
+  source,                // copies, cast, collectives: input. norm, update: gradient sources in order of summation
+  target,                // copies, cast, collectives: output
+  weights,               // fwd, bwd, recompute, head: the unit's weight slot
+  vocabulary,            // head: weight slot of the vocabulary matrix when it is another unit's (tied)
+  gradients,             // bwd, head: the unit's gradient slot
+  vocabulary_gradients,  // head, tied: gradient slot of the vocabulary matrix
+  hidden_in,
+  hidden_out,
+  hidden_gradient,
+  saved,
+  batch,
+  loss,
+  hi,
+  lo,
+  m,
+  v,
+  partials,
+  scalars
+};
+
+struct Access {
+  Role role{};
+  AccessMode mode{};
+  BufferId buffer = -1;
+  int64_t begin = 0, end = 0;  // bytes
+};
+
+struct Lane {
+  LaneKind kind{};
+  int rank = -1;  // -1 for the update pool
+  bool operator==(const Lane&) const = default;
+};
+
+// Work that the cost model prices. Bytes on the host's DRAM are counted separately from bytes on a link.
+struct Work {
+  int64_t link_bytes = 0;       // over PCIe or the fabric
+  int64_t host_read_bytes = 0;  // host DRAM
+  int64_t host_write_bytes = 0;
+  int64_t device_bytes = 0;  // read + written on the device by memory-bound kernels
+  double flops = 0;
+  int64_t elements = 0;  // parameters (update, norm), tokens (embedding)
+  int sources = 0;       // update, norm: gradient sources
+};
+
+struct Task {
+  TaskKind kind{};
+  Lane lane;
+  int unit = -1, chunk = -1, micro_batch = -1, wave = -1, rank = -1;
+  uint8_t phases = kStepPhases;
+  int64_t elements_begin = 0, elements = 0;  // chunk tasks: parameter range inside the unit that exists on the host
+  // bwd, head: first micro-batch of the wave overwrites the gradient slot. host_accumulate: first wave overwrites.
+  bool first = false;
+  // Ranks of one collective carry the same group (>= 0); they start together.
+  int32_t group = -1;
+  int32_t root = -1;  // broadcast
+  // Pool order: the task whose result is needed first runs first (smaller is sooner), after earlier steps' tasks.
+  int32_t need = 0;
+  Work work;
+  std::vector<Access> accesses;
+  std::vector<TaskId> deps;           // this step
+  std::vector<TaskId> previous_deps;  // the previous step's execution of these tasks
+
+  const Access& at(Role role) const;  // throws std::logic_error if absent
+  const Access* find(Role role) const;
+};
+
+struct StepGraph {
+  Plan plan;
+  ModelLayout layout;
+  std::vector<std::vector<Chunk>> chunks;  // by unit
+  std::vector<Buffer> buffers;
+  std::vector<Task> tasks;                 // program order; order of each in-order lane
+  std::vector<std::vector<TaskId>> lanes;  // by lane_index(); the last is the update pool
+  int ranks() const { return plan.ranks; }
+  int lane_index(Lane lane) const {
+    return lane.kind == LaneKind::update ? ranks() * kDeviceLanes
+                                         : lane.rank * kDeviceLanes + static_cast<int>(lane.kind);
+  }
+  // "bwd layer 3 micro-batch 0 rank 1"
+  std::string describe(TaskId task) const;
+  // Wire sources that an update sums: groups (head, lookup of a tied matrix) x ranks for cpu reduction.
+  int sources_per_group() const { return plan.reduction == Reduction::cpu ? plan.ranks : 1; }
+};
+
+// The builder. The plan must have passed validate_plan. Deterministic; throws std::logic_error on a bug only.
+StepGraph build_step_graph(const ModelSpec& model, const TrainSpec& train, const Plan& plan);
+
+}  // namespace slidedp

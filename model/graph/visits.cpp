@@ -1,0 +1,98 @@
+#include "model/graph/visits.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+
+namespace slidedp {
+namespace {
+
+std::vector<Visit> visit_order(const ModelLayout& layout) {
+  std::vector<Visit> visits;
+  const auto needs = [&](int unit) {
+    return Residency{unit, layout.units[static_cast<size_t>(unit)].slot_class, -1, true};
+  };
+  const int head = layout.layers + 1;
+  visits.push_back({0, false, {needs(0)}});
+  for (int unit = 1; unit <= layout.layers; ++unit) visits.push_back({unit, false, {needs(unit)}});
+  Visit last{head, false, {needs(head)}};
+  if (layout.tied) last.weights.push_back(needs(0));
+  visits.push_back(last);
+  for (int unit = layout.layers; unit >= 1; --unit) visits.push_back({unit, true, {needs(unit)}});
+  visits.push_back({0, true, {}});
+  return visits;
+}
+
+// What the slots of one class hold while the visits are walked.
+struct Slot {
+  int unit = -1;
+  int last_use = -1;  // index of the visit, over both walks
+};
+
+int next_use(const std::vector<Visit>& visits, size_t after, int unit) {
+  for (size_t i = after + 1; i < visits.size(); ++i) {
+    for (const Residency& weights : visits[i].weights) {
+      if (weights.unit == unit) return static_cast<int>(i);
+    }
+  }
+  return std::numeric_limits<int>::max();
+}
+
+int choose_slot(const std::vector<Visit>& visits, size_t visit, const std::vector<Slot>& slots) {
+  int best = 0;
+  std::pair<int, int> best_key{-1, 0};
+  for (size_t slot = 0; slot < slots.size(); ++slot) {
+    const int use = slots[slot].unit < 0 ? std::numeric_limits<int>::max() : next_use(visits, visit, slots[slot].unit);
+    const std::pair<int, int> key{use, -slots[slot].last_use};
+    if (slot == 0 || key > best_key) {
+      best = static_cast<int>(slot);
+      best_key = key;
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+int weight_slots(const ModelLayout& layout, const Plan& plan, SlotClass slot_class) {
+  switch (slot_class) {
+    case SlotClass::layer:
+      return std::min(plan.layer_slots, layout.layers);
+    case SlotClass::vocabulary:
+      return std::min(plan.vocabulary_slots, layout.tied ? 1 : 2);
+    case SlotClass::final_norm:
+      return layout.tied ? 1 : 0;
+  }
+  return 0;
+}
+
+std::vector<Visit> plan_visits(const ModelLayout& layout, const Plan& plan) {
+  std::vector<Visit> visits = visit_order(layout);
+  std::array<std::vector<Slot>, kSlotClasses> slots;
+  for (int c = 0; c < kSlotClasses; ++c) {
+    slots[static_cast<size_t>(c)].resize(static_cast<size_t>(weight_slots(layout, plan, static_cast<SlotClass>(c))));
+  }
+  // The second walk starts with the slots as the previous step left them, which is what steady state looks like.
+  for (int walk = 0; walk < 2; ++walk) {
+    for (auto& of_class : slots) {
+      for (Slot& slot : of_class) slot.unit = -1;
+    }
+    for (size_t i = 0; i < visits.size(); ++i) {
+      for (Residency& weights : visits[i].weights) {
+        auto& of_class = slots[static_cast<size_t>(weights.slot_class)];
+        const auto held =
+            std::find_if(of_class.begin(), of_class.end(), [&](const Slot& slot) { return slot.unit == weights.unit; });
+        const bool again = weights.slot_class == SlotClass::vocabulary && !plan.vocabulary_kept;
+        weights.deliver = held == of_class.end() || again;
+        weights.slot =
+            held != of_class.end() ? static_cast<int>(held - of_class.begin()) : choose_slot(visits, i, of_class);
+        Slot& slot = of_class[static_cast<size_t>(weights.slot)];
+        slot.unit = weights.unit;
+        slot.last_use = walk * static_cast<int>(visits.size()) + static_cast<int>(i);
+      }
+    }
+  }
+  return visits;
+}
+
+}  // namespace slidedp

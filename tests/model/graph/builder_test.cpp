@@ -1,0 +1,185 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "model/graph/dependencies.h"
+#include "model/graph/memory.h"
+#include "model/graph/visits.h"
+#include "tests/model/graph/graph_check.h"
+#include "tests/support/random_problem.h"
+
+namespace slidedp::testing {
+namespace {
+
+StepGraph build(const RandomProblem& problem) {
+  validate_plan(problem.plan, problem.model, problem.train);
+  return build_step_graph(problem.model, problem.train, problem.plan);
+}
+
+TEST(StepGraph, OrdersEveryConflictOnRandomPlans) {
+  int checked = 0;
+  for (uint32_t seed = 0; seed < 400; ++seed) {
+    const RandomProblem problem(seed);
+    const StepGraph graph = build(problem);
+    if (graph.tasks.size() > 1500) continue;  // the check is quadratic
+    ++checked;
+    const auto conflict = find_unordered_conflict(graph);
+    ASSERT_FALSE(conflict) << "seed " << seed << ": " << conflict->text;
+  }
+  EXPECT_GT(checked, 150);
+}
+
+TEST(StepGraph, DeliversReducesAndUpdatesEveryChunkOnRandomPlans) {
+  for (uint32_t seed = 0; seed < 300; ++seed) {
+    const StepGraph graph = build(RandomProblem(seed));
+    ASSERT_EQ(check_deliveries(graph), "") << "seed " << seed;
+    ASSERT_EQ(check_gradients(graph), "") << "seed " << seed;
+  }
+}
+
+// Dependencies stand in program order, so running the tasks one after another is a legal execution.
+TEST(StepGraph, ProgramOrderIsTopological) {
+  for (uint32_t seed = 0; seed < 100; ++seed) {
+    const StepGraph graph = build(RandomProblem(seed));
+    for (TaskId id = 0; id < static_cast<TaskId>(graph.tasks.size()); ++id) {
+      for (const TaskId dep : graph.tasks[static_cast<size_t>(id)].deps) ASSERT_LT(dep, id);
+    }
+  }
+}
+
+// The conflict check has teeth: every edge from a device lane is needed (what others imply is left out), and without it
+// the check finds the conflict. Edges from the pool, whose tasks have no order of their own, may be implied by others.
+TEST(StepGraph, CheckFindsRemovedEdges) {
+  int removed = 0, found_pool = 0;
+  for (uint32_t seed = 0; seed < 60; ++seed) {
+    const StepGraph graph = build(RandomProblem(seed));
+    if (graph.tasks.size() > 120) continue;
+    for (size_t id = 0; id < graph.tasks.size(); ++id) {
+      for (const bool previous : {false, true}) {
+        const auto& deps = previous ? graph.tasks[id].previous_deps : graph.tasks[id].deps;
+        for (size_t i = 0; i < deps.size(); ++i) {
+          StepGraph broken = graph;
+          auto& cut = previous ? broken.tasks[id].previous_deps : broken.tasks[id].deps;
+          cut.erase(cut.begin() + static_cast<std::ptrdiff_t>(i));
+          const bool found = find_unordered_conflict(broken).has_value();
+          ++removed;
+          if (graph.tasks[static_cast<size_t>(deps[i])].lane.kind == LaneKind::update) {
+            found_pool += found;
+          } else {
+            EXPECT_TRUE(found) << "seed " << seed << ": " << graph.describe(deps[i]) << " -> "
+                               << graph.describe(static_cast<TaskId>(id)) << (previous ? " (previous step)" : "");
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(removed, 300);
+  EXPECT_GT(found_pool, 20);
+}
+
+TEST(StepGraph, CheckFindsMissingDelivery) {
+  StepGraph graph = build(RandomProblem(3));
+  const auto delivery = std::find_if(graph.tasks.begin(), graph.tasks.end(),
+                                     [](const Task& task) { return task.kind == TaskKind::h2d && task.unit == 1; });
+  ASSERT_NE(delivery, graph.tasks.end());
+  graph.tasks.erase(delivery);
+  EXPECT_NE(check_deliveries(graph), "");
+}
+
+TEST(StepGraph, FirstStepHasNoDeferredUpdateAndFlushHasOnlyThose) {
+  for (uint32_t seed = 0; seed < 60; ++seed) {
+    const RandomProblem problem(seed);
+    const StepGraph graph = build(problem);
+    const bool deferred = problem.plan.update == UpdatePolicy::deferred;
+    for (const Task& task : graph.tasks) {
+      const bool late = deferred && task.kind == TaskKind::update;
+      EXPECT_EQ((task.phases & phase_bit(Phase::first)) != 0, !late);
+      EXPECT_EQ((task.phases & phase_bit(Phase::flush)) != 0, late);
+      EXPECT_NE(task.phases & phase_bit(Phase::steady), 0);
+    }
+  }
+}
+
+// Weights still in their slots at the turn from forward to backward are not delivered again.
+TEST(Visits, KeepWeightsAtTheTurn) {
+  RandomProblem problem(1);
+  problem.model.layers = 5;
+  problem.plan.activation.assign(5, ActivationPolicy::keep);
+  problem.plan.layer_slots = 2;
+  const ModelLayout layout = make_layout(problem.model);
+  std::vector<int> delivered;
+  for (const Visit& visit : plan_visits(layout, problem.plan)) {
+    for (const Residency& weights : visit.weights) {
+      if (weights.slot_class == SlotClass::layer && weights.deliver) delivered.push_back(weights.unit);
+    }
+  }
+  EXPECT_EQ(delivered, (std::vector<int>{1, 2, 3, 4, 5, 3, 2, 1}));
+}
+
+// A layer's weights can be on their way while the layer before computes: no path from that compute to the copy.
+TEST(StepGraph, PrefetchesTheNextLayer) {
+  RandomProblem problem(1);
+  problem.model.layers = 5;
+  problem.plan.activation.assign(5, ActivationPolicy::keep);
+  problem.plan.layer_slots = 2;
+  problem.plan.chunk_elements = 1 << 20;
+  problem.plan.model = problem.model.fingerprint();
+  const StepGraph graph = build(problem);
+  for (const Task& task : graph.tasks) {
+    if (task.kind != TaskKind::h2d || task.unit < 2 || task.unit > 5) continue;
+    for (const TaskId dep : task.deps) {
+      const Task& before = graph.tasks[static_cast<size_t>(dep)];
+      if (before.kind == TaskKind::fwd) {
+        EXPECT_LE(before.unit, task.unit - 2) << graph.describe(dep);
+      }
+    }
+  }
+}
+
+TEST(Dependencies, FollowBytesNotBuffers) {
+  StepGraph graph;
+  graph.plan.ranks = 1;
+  graph.buffers.push_back({BufferKind::landing, -1, 0, 100, "b", -1});
+  const auto task = [&](LaneKind lane, AccessMode mode, int64_t begin, int64_t end) {
+    Task& added = graph.tasks.emplace_back();
+    added.lane = {lane, lane == LaneKind::update ? -1 : 0};
+    added.accesses.push_back({Role::source, mode, 0, begin, end});
+  };
+  task(LaneKind::d2h, AccessMode::write, 0, 60);     // 0
+  task(LaneKind::h2d, AccessMode::write, 60, 100);   // 1
+  task(LaneKind::update, AccessMode::read, 50, 70);  // 2: both
+  task(LaneKind::update, AccessMode::read, 0, 10);   // 3: 0 only
+  task(LaneKind::comm, AccessMode::write, 5, 55);    // 4: readers 2, 3; writer 0, which they waited for
+  derive_dependencies(graph);
+  EXPECT_EQ(graph.tasks[2].deps, (std::vector<TaskId>{0, 1}));
+  EXPECT_EQ(graph.tasks[3].deps, (std::vector<TaskId>{0}));
+  EXPECT_EQ(graph.tasks[4].deps, (std::vector<TaskId>{2, 3}));  // 0 happens before both
+  EXPECT_EQ(graph.tasks[0].previous_deps, (std::vector<TaskId>{2, 3, 4}));
+  EXPECT_EQ(graph.tasks[1].previous_deps, (std::vector<TaskId>{2}));
+}
+
+TEST(MemoryTable, IsTheSumOfTheBuffers) {
+  for (uint32_t seed = 0; seed < 50; ++seed) {
+    const RandomProblem problem(seed);
+    const StepGraph graph = build(problem);
+    HardwareSpec hardware;
+    hardware.device.context_bytes = 1000;
+    const MemoryTable table = memory_table(graph, problem.model, hardware);
+    int64_t device = 0, host = 0, other_rank = 0;
+    for (const Buffer& buffer : graph.buffers) {
+      if (buffer.on_host()) host += buffer.bytes;
+      if (buffer.rank == 0) device += buffer.bytes;
+      if (buffer.rank == problem.plan.ranks - 1) other_rank += buffer.bytes;
+    }
+    EXPECT_EQ(table.host_bytes(), host);
+    EXPECT_EQ(table.device_buffer_bytes, device);
+    EXPECT_EQ(device, other_rank);
+    EXPECT_EQ(table.device_bytes(), device + table.temporary_bytes + 1000);
+    // 12 bytes a parameter, and the gradients: nothing else is per parameter (but the norm's 1/8 byte).
+    const int64_t elements = graph.layout.elements;
+    EXPECT_GE(host, elements * 12);
+  }
+}
+
+}  // namespace
+}  // namespace slidedp::testing

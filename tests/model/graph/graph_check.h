@@ -1,0 +1,30 @@
+// Independent checks of a step graph: happens-before over two unrolled steps, slot contents, gradient and update
+// counts.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "model/graph/step_graph.h"
+
+namespace slidedp::testing {
+
+struct Conflict {
+  int step_a, step_b;
+  TaskId a, b;
+  std::string text;
+};
+
+// The first pair of task executions that touch overlapping bytes, one of them writing, and that neither dependencies
+// nor in-order lanes order; nullopt if there is none. Also reports a cycle (a task that happens before itself).
+std::optional<Conflict> find_unordered_conflict(const StepGraph& graph);
+
+// Empty if every compute task reads only weights that were delivered to its slot (all chunks, from all ranks' shards);
+// else what is wrong.
+std::string check_deliveries(const StepGraph& graph);
+// Empty if every gradient group of every chunk lands once from every rank (or its shards once), and every chunk is
+// updated exactly once, after all of it has landed.
+std::string check_gradients(const StepGraph& graph);
+
+}  // namespace slidedp::testing

@@ -1,0 +1,78 @@
+// Small random models, training specs and plans for property tests. Same seed, same problem.
+#pragma once
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "model/spec/model_spec.h"
+#include "model/spec/plan.h"
+#include "model/spec/train_spec.h"
+
+namespace slidedp::testing {
+
+class RandomProblem {
+ public:
+  explicit RandomProblem(uint32_t seed) : random_(seed) {
+    make_model();
+    make_plan();
+  }
+  ModelSpec model;
+  TrainSpec train;
+  Plan plan;
+
+ private:
+  int64_t pick(std::vector<int64_t> values) {
+    return values[std::uniform_int_distribution<size_t>(0, values.size() - 1)(random_)];
+  }
+  bool flip() { return pick({0, 1}) != 0; }
+
+  void make_model() {
+    model.family = flip() ? ModelFamily::llama : ModelFamily::qwen3;
+    model.head_dim = pick({4, 8});
+    model.kv_heads = pick({1, 2});
+    model.heads = model.kv_heads * pick({1, 2});
+    model.hidden = pick({16, 24, 32});
+    model.intermediate = pick({32, 40});
+    model.layers = pick({1, 2, 3, 5});
+    model.vocabulary = pick({50, 64, 101});
+    model.max_position = 64;
+    model.tied = flip();
+    model.qkv_bias = flip();
+    model.qk_norm = flip();
+  }
+
+  void make_plan() {
+    plan.model = model.fingerprint();
+    plan.backend = "cpu";
+    plan.ranks = static_cast<int>(pick({1, 2, 3, 4}));
+    plan.delivery = plan.ranks > 1 && flip() ? Delivery::sharded : Delivery::replicated;
+    plan.reduction = plan.ranks > 1 && flip() ? Reduction::gpu : Reduction::cpu;
+    plan.chunk_elements = pick({64, 300, 1000, 1 << 20});
+    for (int64_t layer = 0; layer < model.layers; ++layer) {
+      plan.activation.push_back(flip() ? ActivationPolicy::keep : ActivationPolicy::recompute);
+    }
+    plan.update = flip() ? UpdatePolicy::eager : UpdatePolicy::deferred;
+    plan.wire = flip() ? DType::bf16 : DType::fp32;
+    plan.micro_batches = static_cast<int>(pick({1, 2, 3}));
+    plan.accumulator = plan.micro_batches == 1 && flip() ? DType::bf16 : DType::fp32;
+    plan.seq = pick({8, 16});
+    plan.micro_batch_rows = pick({1, 2});
+    plan.head_chunk_tokens = pick({3, 8});
+    plan.layer_slots = static_cast<int>(pick({1, 2, 3, 8}));
+    plan.gradient_slots = static_cast<int>(pick({1, 2}));
+    plan.vocabulary_slots = static_cast<int>(pick({1, 2}));
+    plan.vocabulary_kept = model.tied && flip();
+    plan.wire_slots = static_cast<int>(pick({1, 2, 3}));
+    plan.landing_slots = plan.update == UpdatePolicy::eager ? static_cast<int>(pick({0, 1, 3})) : 0;
+    plan.threads.update = static_cast<int>(pick({1, 2}));
+    train.seq = plan.seq;
+    train.batch_rows = plan.batch_rows();
+    train.steps = 4;
+    train.max_grad_norm = plan.update == UpdatePolicy::deferred && flip() ? 1.0 : 0.0;
+  }
+
+  std::mt19937 random_;
+};
+
+}  // namespace slidedp::testing
