@@ -1,0 +1,82 @@
+// A machine's rates, measured by slidedp-profile or taken from a catalogue. YAML, schema "slidedp.hardware/1"; the keys
+// are the field names below, so `--set pcie.h2d_gbps=*2` names a field. `_gbps` is 1e9 bytes/s, latencies are seconds.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace slidedp {
+
+// Time of a transfer alone = latency_s + bytes / (gbps * 1e9).
+struct LinkRate {
+  double latency_s = 0;
+  double gbps = 0;
+  bool operator==(const LinkRate&) const = default;
+};
+
+// Time of a kernel of `flops` = flops / (peak * flops / (flops + half)) = (flops + half) / peak, where peak is
+// peak_gflops * 1e9 and half is half_gflop * 1e9: the work at which half of the peak is reached.
+struct KernelRate {
+  double peak_gflops = 0;
+  double half_gflop = 0;
+  bool operator==(const KernelRate&) const = default;
+};
+
+struct PcieSpec {
+  LinkRate h2d, d2h;                            // one rank alone, one direction
+  double duplex_gbps = 0;                       // one rank, both directions at once, sum
+  double root_h2d_gbps = 0, root_d2h_gbps = 0;  // all ranks at once, sum over ranks
+  bool operator==(const PcieSpec&) const = default;
+};
+
+// Bus bandwidth as nccl-tests defines it: all-gather and reduce-scatter move (ranks-1)/ranks of the full buffer.
+struct CollectiveSpec {
+  LinkRate all_gather, reduce_scatter, broadcast;
+  bool operator==(const CollectiveSpec&) const = default;
+};
+
+struct KernelSpec {
+  KernelRate layer_fwd, layer_bwd, head, embedding;  // flops as model/cost counts them; embedding: flops = elements
+  double elementwise_gbps = 0;                       // cast and other memory-bound device work, bytes read + written
+  double launch_latency_s = 0;
+  bool operator==(const KernelSpec&) const = default;
+};
+
+struct DeviceSpec {
+  std::string name;
+  std::string backend;        // "cpu" or "cuda"
+  int64_t memory_bytes = 0;   // per rank; on the CPU backend a budget that the device allocator enforces
+  int64_t context_bytes = 0;  // taken by the driver's context and library workspaces before the first slot
+  bool operator==(const DeviceSpec&) const = default;
+};
+
+struct HostSpec {
+  int cores = 0;
+  int64_t memory_bytes = 0;
+  double dram_gbps = 0;        // memory controller: cap of all traffic, CPU and DMA
+  double cpu_stream_gbps = 0;  // cap of what all CPU cores together can stream
+  // Per worker thread, alone; the caps above bound several threads together.
+  double adam_elements_per_s = 0;  // one gradient source
+  double norm_elements_per_s = 0;  // one gradient source
+  double source_gbps = 0;          // each further gradient source, bytes read by one thread
+  bool operator==(const HostSpec&) const = default;
+};
+
+struct HardwareSpec {
+  std::string name;
+  bool measured = false;  // false: a catalogue entry; predictions say "estimate"
+  int gpus = 1;           // ranks available
+  DeviceSpec device;
+  PcieSpec pcie;
+  CollectiveSpec collectives;
+  KernelSpec kernels;
+  HostSpec host;
+  bool operator==(const HardwareSpec&) const = default;
+};
+
+HardwareSpec load_hardware_spec(const std::filesystem::path& file);  // strict; throws Error with file:line
+std::string to_yaml(const HardwareSpec&);                            // round trip exact
+
+}  // namespace slidedp
