@@ -1,0 +1,37 @@
+// What a run reports at its end: prediction beside measurement, and memory beside the plan.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "model/graph/memory.h"
+#include "model/sim/simulator.h"
+#include "model/timeline/timeline.h"
+
+namespace slidedp {
+
+// Measured steps that enter the comparison: from the third on (the first two fill caches and pipelines), at most the
+// last 64.
+class MeasuredSteps {
+ public:
+  void add(const Timeline& timeline);
+  bool empty() const { return kept_.empty(); }
+  MeasuredSeconds median() const;
+  const std::vector<Timeline>& timelines() const { return kept_; }
+
+ private:
+  std::vector<Timeline> kept_;
+  int64_t seen_ = 0;
+};
+
+// Measured high-water marks of a run.
+struct MemoryPeaks {
+  int64_t device_buffers = 0;  // largest rank's
+  int64_t temporaries = 0;     // all ranks together
+};
+
+std::string run_report(const StepGraph& graph, const Simulation& predicted, const MeasuredSteps& measured,
+                       const MemoryTable& planned, const MemoryPeaks& peaks);
+
+}  // namespace slidedp

@@ -1,0 +1,157 @@
+#include "runtime/exec/task_bodies.h"
+
+#include <cmath>
+
+#include "model/base/format.h"
+
+namespace slidedp {
+
+TaskBodies::TaskBodies(const StepGraph& graph, Backend& backend, HostState& state, GraphMemory& memory)
+    : graph_(graph), backend_(backend), state_(state), memory_(memory) {}
+
+void* TaskBodies::operand(const Task& task, Role role, const StepContext& context) const {
+  const Access* access = task.find(role);
+  return access == nullptr ? nullptr : memory_.address(*access, context.sequence);
+}
+
+std::vector<const void*> TaskBodies::sources(const Task& task, const StepContext& context) const {
+  std::vector<const void*> pointers;
+  for (const Access& access : task.accesses) {
+    if (access.role == Role::source) pointers.push_back(memory_.address(access, context.sequence));
+  }
+  return pointers;
+}
+
+MicroBatch TaskBodies::micro_batch(const Task& task, const StepContext& context) const {
+  const Plan& plan = graph_.plan;
+  const auto* tokens = static_cast<const int32_t*>(operand(task, Role::batch, context));
+  const int64_t count = plan.micro_batch_tokens();
+  const auto index = static_cast<size_t>(task.wave * plan.micro_batches + task.micro_batch);
+  const RankBatch& batch = context.input.batches[static_cast<size_t>(task.rank)];
+  return {plan.micro_batch_rows, plan.seq, tokens, tokens + count, tokens + 2 * count, batch.document_starts[index]};
+}
+
+void TaskBodies::issue(TaskId id, const StepContext& context, Stream& stream) {
+  const Task& task = graph_.tasks[static_cast<size_t>(id)];
+  Device& device = *backend_.devices[static_cast<size_t>(task.rank)];
+  const Access* source = task.find(Role::source);
+  void* from = operand(task, Role::source, context);
+  void* to = operand(task, Role::target, context);
+  switch (task.kind) {
+    case TaskKind::h2d:
+      return device.copy_to_device(stream, to, from, source->end - source->begin);
+    case TaskKind::d2h:
+      return device.copy_to_host(stream, to, from, source->end - source->begin);
+    case TaskKind::all_gather:
+      return backend_.collective->all_gather(task.rank, stream, from, to, source->end - source->begin);
+    case TaskKind::reduce_scatter: {
+      const Access& target = task.at(Role::target);
+      return backend_.collective->reduce_scatter(
+          task.rank, stream, from, to, (target.end - target.begin) / size_of(graph_.plan.wire), graph_.plan.wire);
+    }
+    default:
+      return issue_compute(task, id, context, stream);
+  }
+}
+
+void TaskBodies::issue_compute(const Task& task, TaskId id, const StepContext& context, Stream& stream) {
+  Device& device = *backend_.devices[static_cast<size_t>(task.rank)];
+  device.launch(stream, [this, &task, id, &context] {
+    try {
+      compute(task, context);
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& error) {
+      failf("{} failed in step {}: {}", graph_.describe(id), context.input.step, error.what());
+    }
+  });
+}
+
+void TaskBodies::compute(const Task& task, const StepContext& context) {
+  Compute& compute = *backend_.compute[static_cast<size_t>(task.rank)];
+  const auto at = [&](Role role) { return operand(task, role, context); };
+  const UnitLayout& unit = graph_.layout.units[static_cast<size_t>(task.unit)];
+  switch (task.kind) {
+    case TaskKind::fwd:
+      if (unit.kind == UnitKind::embedding) {
+        return compute.embedding_forward(at(Role::weights), micro_batch(task, context), at(Role::hidden_out));
+      }
+      return compute.layer_forward(unit.layer, at(Role::weights), micro_batch(task, context), at(Role::hidden_in),
+                                   at(Role::saved), at(Role::hidden_out));
+    case TaskKind::recompute:
+      return compute.layer_forward(unit.layer, at(Role::weights), micro_batch(task, context), at(Role::hidden_in),
+                                   at(Role::saved), nullptr);
+    case TaskKind::bwd:
+      if (unit.kind == UnitKind::embedding) {
+        return compute.embedding_backward(micro_batch(task, context), at(Role::hidden_gradient), at(Role::gradients),
+                                          task.first);
+      }
+      return compute.layer_backward(unit.layer, at(Role::weights), micro_batch(task, context), at(Role::hidden_in),
+                                    at(Role::saved), at(Role::hidden_gradient), at(Role::gradients), task.first);
+    case TaskKind::head:
+      return compute.head(at(Role::weights), at(Role::vocabulary), micro_batch(task, context), at(Role::hidden_in),
+                          at(Role::hidden_gradient), at(Role::gradients), at(Role::vocabulary_gradients), task.first,
+                          static_cast<double*>(at(Role::loss)));
+    case TaskKind::cast: {
+      const Access& target = task.at(Role::target);
+      return compute.cast(at(Role::source), graph_.plan.accumulator, at(Role::target), graph_.plan.wire,
+                          (target.end - target.begin) / size_of(graph_.plan.wire));
+    }
+    default:
+      throw std::logic_error("no body for this kind of device task");
+  }
+}
+
+void TaskBodies::run(TaskId id, StepContext& context) {
+  const Task& task = graph_.tasks[static_cast<size_t>(id)];
+  if (task.kind == TaskKind::norm && task.chunk < 0) return combine_norm(task, context);
+  if (task.kind == TaskKind::update) return update(task, context);
+  if (task.kind != TaskKind::norm) throw std::logic_error("no body for this kind of pool task");
+  const auto pointers = sources(task, context);
+  const GradientSources gradient{pointers, graph_.sources_per_group(), graph_.plan.wire};
+  auto* partials = static_cast<double*>(operand(task, Role::partials, context));
+  // A non-finite element makes the partial sum, and with it the norm, non-finite: combine_norm sees it.
+  block_square_sums(gradient, task.elements, {partials, static_cast<size_t>(ceil_div(task.elements, kBlockElements))});
+}
+
+void TaskBodies::update(const Task& task, StepContext& context) {
+  const UnitLayout& unit = graph_.layout.units[static_cast<size_t>(task.unit)];
+  const auto pointers = sources(task, context);
+  const GradientSources gradient{pointers, graph_.sources_per_group(), graph_.plan.wire};
+  const bool eager = graph_.plan.update == UpdatePolicy::eager;
+  if (eager) {
+    auto* partials = static_cast<double*>(operand(task, Role::partials, context));
+    const auto blocks = static_cast<size_t>(ceil_div(task.elements, kBlockElements));
+    if (!block_square_sums(gradient, task.elements, {partials, blocks})) {
+      failf(
+          "step {}: the gradient of tensor {} is not finite. Other layers have already been updated (eager update), so "
+          "this state is not exported; lower the learning rate, or use an update policy that clips "
+          "(max_grad_norm > 0 or --pin update=deferred), which skips such steps",
+          context.input.step, first_nonfinite_tensor(unit, task.elements_begin, task.elements, gradient));
+    }
+  }
+  update_chunk(unit, state_.unit(task.unit), task.elements_begin, task.elements, gradient,
+               eager ? context.scalars : deferred_);
+}
+
+void TaskBodies::begin_eager(StepContext& context) {
+  ++state_.updates;
+  context.scalars = make_scalars(context.input.adam, 0, 0, context.input.target_tokens, state_.updates);
+}
+
+void TaskBodies::combine_norm(const Task& task, StepContext& context) {
+  const Access& partials = task.at(Role::partials);
+  const auto* sums = static_cast<const double*>(memory_.address(partials, context.sequence));
+  const double norm = std::sqrt(combine_block_sums({sums, static_cast<size_t>((partials.end - partials.begin) / 8)}));
+  const StepInput& input = context.input;
+  context.outcome.gradient_norm = norm / static_cast<double>(input.target_tokens);
+  if (graph_.plan.update == UpdatePolicy::eager) return;
+  deferred_ = make_scalars(input.adam, input.max_grad_norm, norm, input.target_tokens, state_.updates + 1);
+  context.outcome.skipped = deferred_.skip;
+  if (deferred_.skip) return;
+  ++state_.updates;
+  context.outcome.clip_factor =
+      static_cast<double>(deferred_.gradient_scale) * static_cast<double>(input.target_tokens);
+}
+
+}  // namespace slidedp

@@ -1,0 +1,239 @@
+// A run from files to files: what it writes, what it refuses, and that nothing is left half-written.
+#include "runtime/exec/run_session.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <fstream>
+
+#include "model/base/error.h"
+#include "runtime/io/checkpoint_hf.h"
+#include "runtime/io/safetensors.h"
+#include "tests/support/tiny_run.h"
+
+namespace slidedp::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+// A file system whose disk is full after a number of bytes.
+class SmallDisk final : public FileSystem {
+ public:
+  explicit SmallDisk(int64_t bytes) : left_(bytes) {}
+  std::unique_ptr<FileWriter> create(const fs::path& path) override {
+    return std::make_unique<Writer>(*this, path, posix_file_system().create(path));
+  }
+  void create_directory(const fs::path& path) override { posix_file_system().create_directory(path); }
+  void rename(const fs::path& from, const fs::path& to) override { posix_file_system().rename(from, to); }
+  void remove_all(const fs::path& path) noexcept override { posix_file_system().remove_all(path); }
+
+ private:
+  class Writer final : public FileWriter {
+   public:
+    Writer(SmallDisk& disk, fs::path path, std::unique_ptr<FileWriter> real)
+        : disk_(disk), path_(std::move(path)), real_(std::move(real)) {}
+    void write(std::span<const std::byte> data) override {
+      disk_.left_ -= static_cast<int64_t>(data.size());
+      if (disk_.left_ < 0) fail(path_.string() + ": No space left on device");
+      real_->write(data);
+    }
+    void close() override { real_->close(); }
+
+   private:
+    SmallDisk& disk_;
+    fs::path path_;
+    std::unique_ptr<FileWriter> real_;
+  };
+  int64_t left_;
+};
+
+class RunSession : public ::testing::Test {
+ protected:
+  RunSession() {
+    options_.model = training_.write_checkpoint();
+    options_.plan = training_.write_plan(training_.plan(2, 1), training_.train());
+    options_.data = training_.data();
+    options_.out = training_.folder() / "run";
+  }
+
+  ExitCode run() { return run(posix_file_system()); }
+  ExitCode run(FileSystem& files) {
+    RunEnvironment environment{files, [this](const std::string& line) { lines_ += line + "\n"; },
+                               [this] { return stop_ ? stop_() : StopRequest::none; }};
+    return run_session(options_, environment);
+  }
+  std::string error() {
+    try {
+      run();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "no error";
+  }
+  bool nothing_half_written() const {
+    return !fs::exists(partial_directory(options_.out / "hf")) && !fs::exists(replaced_directory(options_.out / "hf"));
+  }
+  int steps_printed() const {
+    int count = 0;
+    for (size_t at = lines_.find("step "); at != std::string::npos; at = lines_.find("\nstep ", at + 1)) ++count;
+    return count;
+  }
+
+  TinyTraining training_{true};
+  RunOptions options_;
+  std::string lines_;
+  std::function<StopRequest()> stop_;
+};
+
+TEST_F(RunSession, ExportsExactlyTheWeightsThatTrainingLeft) {
+  ASSERT_EQ(run(), ExitCode::ok);
+  const RunResult direct = training_.run(training_.plan(2, 1), training_.train(), training_.train().steps);
+  const ModelLayout layout = make_layout(training_.model());
+  const SafetensorsFile file(options_.out / "hf" / "model.safetensors");
+  int64_t begin = 0;
+  size_t tensors = 0;
+  for (const UnitLayout& unit : layout.units) {
+    for (const TensorLayout& tensor : unit.tensors) {
+      const StoredTensor* stored = file.find(tensor.name);
+      ASSERT_NE(stored, nullptr) << tensor.name;
+      const auto* hi = direct.state.hi.data() + begin + tensor.offset;
+      EXPECT_EQ(std::memcmp(stored->data.data(), hi, stored->data.size()), 0) << tensor.name;
+      ++tensors;
+    }
+    begin += unit.elements;
+  }
+  EXPECT_EQ(file.tensors().size(), tensors);
+  EXPECT_TRUE(fs::exists(options_.out / "run.db"));
+  EXPECT_TRUE(fs::exists(options_.out / "report.md"));
+  EXPECT_THAT(lines_, HasSubstr("step 5/5"));
+  EXPECT_TRUE(nothing_half_written());
+}
+
+TEST_F(RunSession, DeferredExportsTheFlushedWeights) {
+  Plan plan = training_.plan(2, 1);
+  options_.out = training_.folder() / "eager";
+  ASSERT_EQ(run(), ExitCode::ok);
+  plan.update = UpdatePolicy::deferred;
+  options_.plan = training_.write_plan(plan, training_.train());
+  options_.out = training_.folder() / "deferred";
+  ASSERT_EQ(run(), ExitCode::ok);
+  const auto bytes = [&](const char* run) {
+    std::ifstream in(training_.folder() / run / "hf" / "model.safetensors", std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  EXPECT_EQ(bytes("eager"), bytes("deferred"));
+}
+
+TEST_F(RunSession, RefusesAnExistingRunDirectoryUnlessToldTo) {
+  ASSERT_EQ(run(), ExitCode::ok);
+  EXPECT_THAT(error(), HasSubstr("--overwrite"));
+  options_.overwrite = true;
+  EXPECT_EQ(run(), ExitCode::ok);
+}
+
+TEST_F(RunSession, ContinuesFromItsOwnExportInPlace) {
+  ASSERT_EQ(run(), ExitCode::ok);
+  options_.model = options_.out / "hf";
+  options_.overwrite = true;
+  EXPECT_EQ(run(), ExitCode::ok);
+  EXPECT_TRUE(nothing_half_written());
+}
+
+TEST_F(RunSession, DiskFullLeavesNoExportAndSaysSo) {
+  for (const int64_t bytes : {2'000, 20'000}) {
+    SmallDisk disk(bytes);
+    options_.overwrite = true;
+    try {
+      run(disk);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("No space left"));
+    }
+    EXPECT_FALSE(fs::exists(options_.out / "hf"));
+    EXPECT_TRUE(nothing_half_written());
+  }
+}
+
+TEST_F(RunSession, AnInterruptFinishesTheStepAndExportsIt) {
+  stop_ = [this] { return lines_.find("step 1/") != std::string::npos ? StopRequest::finish_step : StopRequest::none; };
+  options_.steps = 1000;
+  EXPECT_EQ(run(), ExitCode::interrupted);
+  EXPECT_TRUE(fs::exists(options_.out / "hf" / "model.safetensors"));
+  EXPECT_LE(steps_printed(), 3);
+}
+
+TEST_F(RunSession, ASecondInterruptStopsAtOnceAndExportsNothing) {
+  stop_ = [this] { return lines_.find("step 2/") != std::string::npos ? StopRequest::now : StopRequest::none; };
+  options_.steps = 1000;
+  try {
+    run();
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::interrupted);
+  }
+  EXPECT_FALSE(fs::exists(options_.out / "hf"));
+  EXPECT_TRUE(nothing_half_written());
+}
+
+// A second signal while the export is being written.
+TEST_F(RunSession, AnInterruptDuringTheExportRemovesIt) {
+  for (int operations = 0; operations < 8; ++operations) {
+    int left = operations;
+    InterruptibleFileSystem files(posix_file_system(), [&] { return left-- <= 0; });
+    options_.overwrite = true;
+    try {
+      run(files);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::interrupted);
+    }
+    EXPECT_FALSE(fs::exists(options_.out / "hf"));
+    EXPECT_TRUE(nothing_half_written());
+  }
+}
+
+TEST_F(RunSession, RefusesAPlanForAnotherModelBeforeItWritesAnything) {
+  const TinyTraining other(false);
+  options_.model = other.write_checkpoint();
+  EXPECT_THAT(error(), HasSubstr("was made for"));
+  EXPECT_FALSE(fs::exists(options_.out));
+}
+
+TEST_F(RunSession, NamesMissingFiles) {
+  const RunOptions good = options_;
+  options_.plan = training_.folder() / "no-plan.yaml";
+  EXPECT_THAT(error(), HasSubstr("no-plan.yaml"));
+  options_ = good;
+  options_.model = training_.folder() / "no-model";
+  EXPECT_THAT(error(), HasSubstr("no-model"));
+  options_ = good;
+  options_.data = training_.folder() / "no-data.safetensors";
+  EXPECT_THAT(error(), HasSubstr("no-data.safetensors"));
+  EXPECT_FALSE(fs::exists(options_.out));
+}
+
+TEST_F(RunSession, NamesATruncatedCheckpoint) {
+  const fs::path file = options_.model / "model.safetensors";
+  fs::resize_file(file, fs::file_size(file) - 100);
+  EXPECT_THAT(error(), HasSubstr("model.safetensors"));
+  EXPECT_FALSE(fs::exists(options_.out));
+}
+
+TEST_F(RunSession, RefusesAStepWithoutTargets) {
+  const SafetensorsFile data(training_.data());
+  std::vector<TensorToStore> tensors;
+  const std::vector<int32_t> none(8 * 16, -100);
+  for (const StoredTensor& tensor : data.tensors()) {
+    const bool labels = tensor.name == "labels";
+    tensors.push_back({tensor.name, tensor.type, tensor.shape, labels ? std::as_bytes(std::span(none)) : tensor.data});
+  }
+  options_.data = training_.folder() / "no-targets.safetensors";
+  write_safetensors(posix_file_system(), options_.data, tensors, data.metadata());
+  EXPECT_THAT(error(), HasSubstr("step 0 has no target token"));
+  EXPECT_FALSE(fs::exists(options_.out));
+}
+
+}  // namespace
+}  // namespace slidedp::testing

@@ -1,0 +1,69 @@
+// A tiny model with seeded random weights and data, trained in this process: the same start for every plan.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "model/spec/model_spec.h"
+#include "model/spec/plan.h"
+#include "model/spec/train_spec.h"
+#include "runtime/device/backends.h"
+#include "runtime/exec/step_io.h"
+#include "runtime/host/host_state.h"
+
+namespace slidedp::testing {
+
+// The whole training state, element by element.
+struct StateCopy {
+  std::vector<uint16_t> hi, lo;
+  std::vector<float> m, v;
+  bool operator==(const StateCopy&) const = default;
+};
+
+struct RunResult {
+  std::vector<double> losses, gradient_norms;
+  std::vector<bool> skipped;
+  // By tensor, in layout order: m after one step divided by 1 - beta1, which is the first step's gradient (mean over
+  // target tokens). Filled if the run was asked for it.
+  std::vector<std::vector<float>> first_gradients;
+  StateCopy state;
+  int64_t device_peak = 0, temporary_peak = 0;  // bytes; largest rank, all ranks
+  std::vector<Timeline> timelines;
+};
+
+class TinyTraining {
+ public:
+  // 4 layers, grouped KV heads, dims that are no multiples of 64; tied or not.
+  explicit TinyTraining(bool tied);
+  ~TinyTraining();
+  TinyTraining(const TinyTraining&) = delete;
+  TinyTraining& operator=(const TinyTraining&) = delete;
+
+  const ModelSpec& model() const { return model_; }
+  TrainSpec train() const;  // 8 rows of 16 tokens, lr 1e-4
+  // A legal plan: one rank, everything in one micro-batch, all layers keep, eager, fp32 wire.
+  Plan plan() const;
+  // A plan for `ranks` ranks with `micro_batches` micro-batches each.
+  Plan plan(int ranks, int micro_batches) const;
+  std::filesystem::path data() const { return folder_ / "packed.safetensors"; }
+  std::filesystem::path folder() const { return folder_; }  // removed at the end
+  // The start of every run as a Hugging Face checkpoint, and a plan file for it; both in folder().
+  std::filesystem::path write_checkpoint() const;
+  std::filesystem::path write_plan(const Plan& plan, const TrainSpec& train) const;
+
+  // Changes the backend before the run, e.g. to inject faults.
+  using Prepare = std::function<void(Backend&)>;
+  RunResult run(const Plan& plan, const TrainSpec& train, int64_t steps, const Prepare& prepare = {}) const;
+  // run() for one step, with first_gradients filled.
+  RunResult first_step(const Plan& plan, const TrainSpec& train) const;
+
+ private:
+  void initialise(HostState& state) const;
+  ModelSpec model_;
+  ModelLayout layout_;
+  std::filesystem::path folder_;
+};
+
+}  // namespace slidedp::testing
