@@ -1,0 +1,36 @@
+// The one file that knows which backends exist.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "model/spec/layout.h"
+#include "model/spec/model_spec.h"
+#include "model/spec/plan.h"
+#include "runtime/comm/collective.h"
+#include "runtime/device/device.h"
+#include "runtime/nn/compute.h"
+
+namespace slidedp {
+
+// Everything a run needs from a backend: one device and one compute object a rank, one collective for all.
+struct Backend {
+  std::vector<std::unique_ptr<Device>> devices;
+  std::unique_ptr<Collective> collective;
+  std::vector<std::unique_ptr<Compute>> compute;  // empty when made without a model
+};
+
+std::vector<std::string> backend_names();  // those compiled in
+
+// `memory_budget` in bytes per rank (0 = what the device has; the CPU backend then has no limit). Throws Error for an
+// unknown backend or one that this machine cannot run.
+Backend make_backend(const std::string& name, int ranks, int64_t memory_budget);
+// As above, with compute objects for this model and plan.
+Backend make_backend(const ModelSpec& model, const ModelLayout& layout, const Plan& plan, int64_t memory_budget);
+
+// Temporaries of the compute lanes: bytes that the backend's tensor library holds now and at most, over all ranks.
+MemoryUse temporary_memory(const std::string& backend);
+void reset_temporary_peak(const std::string& backend);
+
+}  // namespace slidedp
