@@ -49,6 +49,7 @@ struct RunInputs {
         model(read_model(options, file)),
         steps(checked_steps(options.steps.value_or(file.train.steps))),
         data(options.data, model, file.plan.seq) {
+    data.require_rows(file.train.batch_rows);
     check_targets(data, file.train, steps);
   }
   PlanFile file;

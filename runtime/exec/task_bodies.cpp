@@ -1,6 +1,8 @@
 #include "runtime/exec/task_bodies.h"
 
+#include <algorithm>
 #include <cmath>
+#include <stdexcept>
 
 #include "model/base/format.h"
 
@@ -118,20 +120,30 @@ void TaskBodies::update(const Task& task, StepContext& context) {
   const UnitLayout& unit = graph_.layout.units[static_cast<size_t>(task.unit)];
   const auto pointers = sources(task, context);
   const GradientSources gradient{pointers, graph_.sources_per_group(), graph_.plan.wire};
-  const bool eager = graph_.plan.update == UpdatePolicy::eager;
-  if (eager) {
-    auto* partials = static_cast<double*>(operand(task, Role::partials, context));
-    const auto blocks = static_cast<size_t>(ceil_div(task.elements, kBlockElements));
-    if (!block_square_sums(gradient, task.elements, {partials, blocks})) {
+  if (graph_.plan.update == UpdatePolicy::eager) return update_eagerly(task, unit, gradient, context);
+  update_chunk(unit, state_.unit(task.unit), task.elements_begin, task.elements, gradient, deferred_);
+}
+
+// Norm and update in pieces that stay in the core's cache between the two, so that memory sees the gradient once.
+void TaskBodies::update_eagerly(const Task& task, const UnitLayout& unit, const GradientSources& gradient,
+                                const StepContext& context) {
+  constexpr int64_t piece = 256 * kBlockElements;
+  auto* partials = static_cast<double*>(operand(task, Role::partials, context));
+  std::vector<const void*> at(gradient.sources.begin(), gradient.sources.end());
+  for (int64_t done = 0; done < task.elements; done += piece) {
+    const int64_t elements = std::min(piece, task.elements - done);
+    const GradientSources part{at, gradient.group_size, gradient.type};
+    const auto blocks = static_cast<size_t>(ceil_div(elements, kBlockElements));
+    if (!block_square_sums(part, elements, {partials + done / kBlockElements, blocks})) {
       failf(
           "step {}: the gradient of tensor {} is not finite. Other layers have already been updated (eager update), so "
-          "this state is not exported; lower the learning rate, or use an update policy that clips "
-          "(max_grad_norm > 0 or --pin update=deferred), which skips such steps",
-          context.input.step, first_nonfinite_tensor(unit, task.elements_begin, task.elements, gradient));
+          "this state is not exported; lower the learning rate, or plan with --pin update=deferred, which skips such "
+          "steps",
+          context.input.step, first_nonfinite_tensor(unit, task.elements_begin + done, elements, part));
     }
+    update_chunk(unit, state_.unit(task.unit), task.elements_begin + done, elements, part, context.scalars);
+    for (const void*& source : at) source = static_cast<const std::byte*>(source) + elements * size_of(gradient.type);
   }
-  update_chunk(unit, state_.unit(task.unit), task.elements_begin, task.elements, gradient,
-               eager ? context.scalars : deferred_);
 }
 
 void TaskBodies::begin_eager(StepContext& context) {

@@ -38,6 +38,8 @@ class TaskBodies {
   void issue_compute(const Task& task, TaskId id, const StepContext& context, Stream& stream);
   void compute(const Task& task, const StepContext& context);
   void update(const Task& task, StepContext& context);
+  void update_eagerly(const Task& task, const UnitLayout& unit, const GradientSources& gradient,
+                      const StepContext& context);
   void combine_norm(const Task& task, StepContext& context);
   MicroBatch micro_batch(const Task& task, const StepContext& context) const;
   void* operand(const Task& task, Role role, const StepContext& context) const;  // nullptr if the task has none

@@ -1,0 +1,42 @@
+#include "model/cost/flops.h"
+
+namespace slidedp {
+namespace {
+
+// Elements of one layer's matrices: q, k, v, o, gate, up, down.
+double matrix_elements(const ModelSpec& model) {
+  const double queries = static_cast<double>(model.heads * model.head_dim);
+  const double keys = static_cast<double>(model.kv_heads * model.head_dim);
+  const double hidden = static_cast<double>(model.hidden);
+  return hidden * (2 * queries + 2 * keys) + 3 * hidden * static_cast<double>(model.intermediate);
+}
+
+}  // namespace
+
+double layer_forward_flops(const ModelSpec& model, int64_t rows, int64_t seq) {
+  const double tokens = static_cast<double>(rows) * static_cast<double>(seq);
+  const double queries = static_cast<double>(model.heads * model.head_dim);
+  // Scores and weighted values, 2 flops each per query-key pair and channel; half of the pairs are masked.
+  const double attention = 2.0 * 2.0 * tokens * static_cast<double>(seq) / 2.0 * queries;
+  return 2.0 * tokens * matrix_elements(model) + attention;
+}
+
+double layer_backward_flops(const ModelSpec& model, int64_t rows, int64_t seq) {
+  return 2.0 * layer_forward_flops(model, rows, seq);
+}
+
+double head_flops(const ModelSpec& model, int64_t tokens) {
+  return 3.0 * 2.0 * static_cast<double>(tokens) * static_cast<double>(model.vocabulary) *
+         static_cast<double>(model.hidden);
+}
+
+double embedding_forward_elements(const ModelSpec& model, int64_t tokens) {
+  return static_cast<double>(tokens) * static_cast<double>(model.hidden);
+}
+
+double embedding_backward_elements(const ModelSpec& model, int64_t tokens, bool first) {
+  const double rows = static_cast<double>(tokens) + (first ? static_cast<double>(model.vocabulary) : 0.0);
+  return rows * static_cast<double>(model.hidden);
+}
+
+}  // namespace slidedp

@@ -1,0 +1,22 @@
+// Work of compute tasks, from shapes alone. Multiply-add counts as 2 flops; attention as causal (half of the square).
+#pragma once
+
+#include <cstdint>
+
+#include "model/base/types.h"
+#include "model/spec/model_spec.h"
+
+namespace slidedp {
+
+// Forward of one layer over rows x seq tokens: 2 * tokens * matrix parameters + attention 2 * 2 * rows * seq^2 / 2 *
+// heads * head_dim. Backward is twice the forward.
+double layer_forward_flops(const ModelSpec& model, int64_t rows, int64_t seq);
+double layer_backward_flops(const ModelSpec& model, int64_t rows, int64_t seq);
+// Forward and backward of the LM head: 3 * 2 * tokens * vocabulary * hidden.
+double head_flops(const ModelSpec& model, int64_t tokens);
+// The embedding is memory-bound: its "flops" are elements written. Backward of a wave's first micro-batch also zeroes
+// the whole gradient matrix.
+double embedding_forward_elements(const ModelSpec& model, int64_t tokens);
+double embedding_backward_elements(const ModelSpec& model, int64_t tokens, bool first);
+
+}  // namespace slidedp

@@ -1,0 +1,40 @@
+// Max-min fair sharing of resources between running tasks.
+#pragma once
+
+#include <span>
+#include <vector>
+
+namespace slidedp {
+
+// What one running task takes of one resource at full speed, in the resource's units per second.
+struct Load {
+  int resource;
+  double rate;
+};
+
+// Speeds of running tasks, each in (0, 1] of what the task does alone, by progressive filling: all speeds rise together
+// until a resource is full, the tasks that use it stay there, the others go on rising until each is stopped by a full
+// resource or reaches 1. So tasks that share a bottleneck slow down by the same factor, whatever they demand of it.
+//
+// Keeps scratch memory between calls; not thread-safe.
+class FairShare {
+ public:
+  explicit FairShare(std::vector<double> capacities);
+  // tasks[i] are the loads of the i-th running task; its speed goes to speeds[i].
+  void share(std::span<const std::span<const Load>> tasks, std::span<double> speeds);
+
+ private:
+  struct State {
+    double fixed = 0;   // taken by tasks whose speed is final
+    double rising = 0;  // full-speed demand of the others
+    int users = 0;      // how many others
+  };
+  void settle(std::span<const Load> loads, double speed);
+
+  std::vector<double> capacities_;
+  std::vector<State> states_;
+  std::vector<int> touched_;  // resources that some task uses
+  std::vector<int> rising_;   // tasks whose speed is not final
+};
+
+}  // namespace slidedp

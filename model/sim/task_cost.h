@@ -1,0 +1,66 @@
+// What a task demands from which resource of a machine. The only place that turns work into seconds.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "model/graph/step_graph.h"
+#include "model/spec/hardware_spec.h"
+
+namespace slidedp {
+
+using ResourceId = int;
+
+// Shared things with a capacity. Per rank the compute units, both link directions and the duplex link; per host the
+// root complex in each direction, the memory controller, the CPU's streaming capacity and the cores. The fabric needs
+// none: collectives of one rank run one after another on its comm lane, at the measured all-rank bus bandwidth.
+struct Resource {
+  std::string name;     // "rank 0 h2d link", "host DRAM"
+  double capacity = 0;  // units per second (bytes/s; 1 for compute units; cores)
+};
+
+struct Demand {
+  ResourceId resource;
+  double amount;  // units (bytes; seconds of compute units; core-seconds)
+};
+
+struct TaskCost {
+  double latency_s = 0;  // fixed time before the work; demands nothing
+  double solo_s = 0;     // time of the work when nothing else runs; >= amount / capacity of every demand
+  std::vector<Demand> demands;
+  double alone_s() const { return latency_s + solo_s; }
+};
+
+// Refers to the graph, which must outlive it; the hardware profile is copied.
+class CostModel {
+ public:
+  CostModel(const StepGraph& graph, const HardwareSpec& hardware);
+  const std::vector<Resource>& resources() const { return resources_; }
+  // Throws Error that names the hardware profile's key if the task needs a rate that the profile does not have.
+  TaskCost cost(const Task& task) const;
+
+ private:
+  enum class Shared { root_h2d, root_d2h, dram, cpu_stream, cores };
+  enum class PerRank { compute, h2d_link, d2h_link, duplex };
+  ResourceId id(Shared resource) const { return static_cast<int>(resource); }
+  ResourceId id(PerRank resource, int rank) const;
+
+  void copy(const Task& task, TaskCost& cost) const;
+  void collective(const Task& task, TaskCost& cost) const;
+  void kernel(const Task& task, TaskCost& cost) const;
+  void host_stream(const Task& task, TaskCost& cost) const;
+  struct KernelClass {
+    const KernelRate& rate;
+    const char* key;
+  };
+  KernelClass kernel_class(const Task& task) const;
+  // Solo seconds of one pool worker.
+  double worker_s(const Task& task) const;
+
+  const StepGraph* graph_;
+  HardwareSpec hardware_;
+  bool cpu_backend_ = false;
+  std::vector<Resource> resources_;  // the shared ones, then those of rank 0, rank 1, ...
+};
+
+}  // namespace slidedp

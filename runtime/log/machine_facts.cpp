@@ -1,0 +1,48 @@
+#include "runtime/log/machine_facts.h"
+
+#include <sched.h>
+#include <sys/utsname.h>
+
+#include <cstdint>
+#include <fstream>
+#include <string_view>
+
+namespace slidedp {
+namespace {
+
+// The text after "KEY ... : " in the first line that begins with KEY, without surrounding blanks; "" if there is none.
+std::string first_value(const char* file, std::string_view key) {
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);) {
+    if (!line.starts_with(key)) continue;
+    const size_t colon = line.find(':');
+    if (colon == std::string::npos) continue;
+    const size_t begin = line.find_first_not_of(" \t", colon + 1);
+    if (begin == std::string::npos) continue;
+    return line.substr(begin, line.find_last_not_of(" \t") + 1 - begin);
+  }
+  return "";
+}
+
+}  // namespace
+
+std::vector<MachineFact> machine_facts() {
+  std::vector<MachineFact> facts;
+  if (const std::string cpu = first_value("/proc/cpuinfo", "model name"); !cpu.empty()) facts.push_back({"cpu", cpu});
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) {
+    facts.push_back({"cores", std::to_string(CPU_COUNT(&allowed))});
+  }
+  // "16318412 kB"
+  if (const std::string memory = first_value("/proc/meminfo", "MemTotal"); !memory.empty()) {
+    facts.push_back({"memory_bytes", std::to_string(std::stoll(memory) * int64_t{1024})});
+  }
+  utsname system{};
+  if (uname(&system) == 0) {
+    facts.push_back({"kernel", std::string(system.sysname) + " " + system.release + " " + system.machine});
+  }
+  return facts;
+}
+
+}  // namespace slidedp

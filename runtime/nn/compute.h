@@ -1,0 +1,63 @@
+// The math of one rank's compute lane. Plain pointers, so that no caller sees torch. Every function runs inside
+// Device::launch on the compute stream and touches device memory only.
+//
+// Shapes: tokens = rows * seq of one micro-batch. Hidden states are [tokens, hidden] in the plan's compute type.
+// Weights are a unit's flat bf16 vector, gradients a unit's flat vector of the plan's accumulator type, both laid out
+// by UnitLayout. Gradients are sums over target tokens (never means). `first` overwrites the whole gradient range of
+// the unit's tensors and zeroes its gaps; otherwise gradients are added. Deterministic: same inputs and shapes give the
+// same bits, for any thread count and address. Thread safety: one object a rank, used from its compute stream; only
+// cast() may run at the same time, on the comm stream.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "model/base/types.h"
+#include "model/spec/layout.h"
+#include "model/spec/plan.h"
+
+namespace slidedp {
+
+// One micro-batch's tokens. `ids`, `targets`, `positions` are device memory, [rows * seq]; targets[t] is the token that
+// position t must predict, or -100. `document_starts` is host memory: offsets in [0, tokens) at which documents (and
+// rows) start, ascending, first 0; attention stays inside a document.
+struct MicroBatch {
+  int64_t rows = 0, seq = 0;
+  const int32_t* ids = nullptr;
+  const int32_t* targets = nullptr;
+  const int32_t* positions = nullptr;
+  std::span<const int32_t> document_starts;
+  int64_t tokens() const { return rows * seq; }
+};
+
+class Compute {
+ public:
+  virtual ~Compute() = default;
+
+  // hidden_out[t] = embedding[ids[t]].
+  virtual void embedding_forward(const void* weights, const MicroBatch&, void* hidden_out) = 0;
+  // Dense: rows not touched get zero when `first`.
+  virtual void embedding_backward(const MicroBatch&, const void* hidden_gradient, void* gradients, bool first) = 0;
+
+  // Fills `saved` (SavedLayout) and hidden_out. hidden_out may be null (recompute: only `saved` is wanted).
+  virtual void layer_forward(int layer, const void* weights, const MicroBatch&, const void* hidden_in, void* saved,
+                             void* hidden_out) = 0;
+  // hidden_gradient: in = gradient of the layer's output, out = gradient of its input, in place. May overwrite saved.
+  virtual void layer_backward(int layer, const void* weights, const MicroBatch&, const void* hidden_in, void* saved,
+                              void* hidden_gradient, void* gradients, bool first) = 0;
+
+  // Final norm, LM head and cross-entropy, forward and backward, in chunks of plan.head_chunk_tokens.
+  // Untied: `weights` and `gradients` hold the norm and the matrix; vocabulary pointers are null.
+  // Tied: `weights`, `gradients` hold the norm; `vocabulary` is the embedding unit's weights, vocabulary_gradients its
+  // gradient slot (the head's share only).
+  // loss_sum (device, double) = sum over target tokens of -log p(target), in a fixed order.
+  virtual void head(const void* weights, const void* vocabulary, const MicroBatch&, const void* hidden_in,
+                    void* hidden_gradient, void* gradients, void* vocabulary_gradients, bool first,
+                    double* loss_sum) = 0;
+
+  // Rounds to nearest even. from == to copies.
+  virtual void cast(const void* from, DType from_type, void* to, DType to_type, int64_t elements) = 0;
+};
+
+}  // namespace slidedp

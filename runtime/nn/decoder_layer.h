@@ -1,0 +1,62 @@
+// One decoder layer, forward and backward, over a unit's flat weight and gradient slots.
+#pragma once
+
+#include <cstdint>
+
+#include "model/cost/activations.h"
+#include "model/spec/layout.h"
+#include "model/spec/model_spec.h"
+#include "runtime/nn/attention.h"
+#include "runtime/nn/compute.h"
+#include "runtime/nn/gradient_slot.h"
+#include "runtime/nn/kernels.h"
+
+namespace slidedp::nn {
+
+// The saved tensors of one layer and micro-batch, as pointers into the saved area.
+struct SavedTensors {
+  SavedTensors(const SavedLayout& layout, void* base);
+  float *input_rstd, *qkv, *qk_rstd, *qk_rotated, *attention, *log_sum_exp, *residual, *residual_rstd, *gate_up;
+};
+
+// What both passes need; cheap to make, borrows everything.
+struct LayerCall {
+  LayerCall(const ModelSpec& model, const UnitLayout& unit, const RopeTable& table, const MicroBatch& batch,
+            const void* weights, const void* hidden_in, void* saved);
+
+  const ModelSpec& model;
+  const UnitLayout& unit;
+  const RopeTable& table;
+  const MicroBatch& batch;
+  const uint16_t* weights;        // bf16, the unit's flat vector
+  const float* input;             // [tokens, hidden]
+  int64_t tokens, queries, keys;  // queries = heads * head_dim, keys = kv_heads * head_dim
+  SavedTensors saved;
+
+  int64_t qkv_width() const { return queries + 2 * keys; }
+  int64_t offset(TensorRole role) const { return unit.at(role).offset; }
+  const uint16_t* weight(TensorRole role) const { return weights + offset(role); }
+  const uint16_t* bias(TensorRole role, bool present) const { return present ? weight(role) : nullptr; }
+  AttentionShape attention_shape() const;
+  // Queries and keys as attention reads them: after norm and rotation.
+  HeadMatrix rotated_queries() const;
+  HeadMatrix rotated_keys() const;
+  HeadMatrix values() const { return {saved.qkv + queries + keys, qkv_width()}; }
+  // One row a head. As projected (before QK-norm), and as attention reads them.
+  Rows projected_query_heads() const {
+    return {saved.qkv, tokens * model.heads, model.head_dim, qkv_width(), model.heads};
+  }
+  Rows projected_key_heads() const {
+    return {saved.qkv + queries, tokens * model.kv_heads, model.head_dim, qkv_width(), model.kv_heads};
+  }
+  Rows rotated_heads(const HeadMatrix& matrix, int64_t heads) const {
+    return {matrix.data, tokens * heads, model.head_dim, matrix.stride, heads};
+  }
+};
+
+// Fills call.saved; hidden_out [tokens, hidden] may be null.
+void layer_forward(const LayerCall& call, float* hidden_out);
+// hidden_gradient: in = of the output, out = of the input. Overwrites call.saved.
+void layer_backward(const LayerCall& call, float* hidden_gradient, const GradientSlot& gradients);
+
+}  // namespace slidedp::nn

@@ -1,0 +1,142 @@
+// The simulator on graphs that the builder makes.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "model/sim/engine.h"
+#include "model/sim/simulator.h"
+#include "model/sim/task_cost.h"
+#include "tests/model/sim/graphs.h"
+#include "tests/support/random_problem.h"
+
+namespace slidedp {
+namespace {
+
+using testing::RandomProblem;
+
+// A machine on which any kind of work can be the slowest: the rates of random_machine() are of one order, so they are
+// scaled to what each kind of this graph's work needs.
+HardwareSpec matching_machine(const StepGraph& graph, std::mt19937& random) {
+  HardwareSpec machine = testing::random_machine(random);
+  machine.device.backend = graph.plan.backend;
+  double flops = 0, link_bytes = 0, elements = 0;
+  for (const Task& task : graph.tasks) {
+    flops = std::max(flops, task.work.flops);
+    link_bytes = std::max(link_bytes, static_cast<double>(task.work.link_bytes));
+    if (task.lane.kind == LaneKind::update) elements = std::max(elements, static_cast<double>(task.work.elements));
+  }
+  // The largest task of a kind takes about a second alone.
+  const double links = link_bytes / 1e9;
+  for (double* rate : {&machine.pcie.h2d.gbps, &machine.pcie.d2h.gbps, &machine.pcie.duplex_gbps,
+                       &machine.pcie.root_h2d_gbps, &machine.pcie.root_d2h_gbps, &machine.collectives.all_gather.gbps,
+                       &machine.collectives.reduce_scatter.gbps, &machine.host.dram_gbps, &machine.host.cpu_stream_gbps,
+                       &machine.host.source_gbps, &machine.kernels.elementwise_gbps}) {
+    *rate *= links;
+  }
+  KernelSpec& kernels = machine.kernels;
+  for (KernelRate* rate : {&kernels.layer_fwd, &kernels.layer_bwd, &kernels.head, &kernels.embedding}) {
+    rate->peak_gflops *= flops / 1e9;
+  }
+  machine.host.adam_elements_per_s = machine.host.norm_elements_per_s = elements;
+  return machine;
+}
+
+TEST(PlannedGraphs, SettleAboveTheBound) {
+  std::mt19937 random(4);
+  int settled = 0, seen = 0;
+  for (uint32_t seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE(seed);
+    const RandomProblem problem(seed);
+    const StepGraph graph = build_step_graph(problem.model, problem.train, problem.plan);
+    if (graph.tasks.size() > 3000) continue;
+    ++seen;
+    const HardwareSpec machine = matching_machine(graph, random);
+    const Simulation simulation = simulate(graph, machine);
+    settled += simulation.settled ? 1 : 0;
+    // 1e-3: simulate's stopping rule (random_graph_test.cpp).
+    EXPECT_LE(bound(graph, machine).step.seconds, simulation.step.seconds * (1 + 1e-3));
+    EXPECT_LE(simulation.exposed.seconds, simulation.step.seconds);
+    for (const ResourceUse& use : simulation.uses) EXPECT_LE(use.share, 1 + 1e-3) << use.name;
+
+    double alone = 0;  // all tasks one after another
+    for (const TaskRecord& record : simulation.timeline.records) alone += record.end_s - record.start_s;
+    EXPECT_LE(simulation.step.seconds, alone * (1 + 1e-3));
+    if (HasFailure()) return;
+  }
+  EXPECT_GE(seen, 200);
+  EXPECT_GE(settled, seen * 95 / 100) << "of " << seen;
+}
+
+// Mean duration of the steps 8 to 15.
+double long_run(const StepGraph& graph, const HardwareSpec& machine) {
+  const CostModel model(graph, machine);
+  std::vector<TaskCost> costs;
+  for (const Task& task : graph.tasks) costs.push_back(model.cost(task));
+  StepEngine engine(graph, costs, model.resources());
+  std::vector<double> ends;
+  for (int s = 0; s < 16; ++s) ends.push_back(engine.next_step().end_s);
+  return (ends[15] - ends[7]) / 8;
+}
+
+TEST(PlannedGraphs, TheReportedStepIsWhatALongRunShows) {
+  std::mt19937 random(6);
+  int seen = 0;
+  for (uint32_t seed = 0; seed < 200; ++seed) {
+    const RandomProblem problem(seed);
+    const StepGraph graph = build_step_graph(problem.model, problem.train, problem.plan);
+    if (graph.tasks.size() > 1000) continue;
+    ++seen;
+    const HardwareSpec machine = matching_machine(graph, random);
+    const double mean = long_run(graph, machine);
+    EXPECT_NEAR(simulate(graph, machine).step.seconds, mean, 1e-3 * mean) << "seed " << seed;  // the stopping rule
+  }
+  EXPECT_GE(seen, 100);
+}
+
+TEST(PlannedGraphs, TheReportedStepOfALargeModelIsWhatALongRunShows) {
+  const std::filesystem::path configs = std::filesystem::path(SLIDEDP_SOURCE_DIR) / "configs";
+  const ModelSpec model = load_model_spec(configs / "model" / "Qwen3-4B.json");
+  const HardwareSpec machine = load_hardware_spec(configs / "hardware" / "h200.yaml");
+  Plan plan;
+  plan.model = model.fingerprint();
+  plan.backend = "cuda";
+  plan.compute = plan.accumulator = DType::bf16;
+  plan.chunk_elements = 8 << 20;
+  plan.activation.assign(static_cast<size_t>(model.layers), ActivationPolicy::keep);
+  plan.seq = 4096;
+  plan.micro_batch_rows = 8;
+  plan.head_chunk_tokens = 1024;
+  plan.threads.update = 14;
+  TrainSpec train;
+  train.seq = plan.seq;
+  train.batch_rows = plan.batch_rows();
+  train.steps = 1;
+  validate_plan(plan, model, train);
+  const StepGraph graph = build_step_graph(model, train, plan);
+  const double mean = long_run(graph, machine);
+  EXPECT_NEAR(simulate(graph, machine).step.seconds, mean, 1e-3 * mean);
+}
+
+TEST(PlannedGraphs, AFasterMachineWithoutContentionIsNeverSlower) {
+  std::mt19937 random(5);
+  for (uint32_t seed = 0; seed < 60; ++seed) {
+    SCOPED_TRACE(seed);
+    RandomProblem problem(seed);
+    problem.plan.threads.update = 1000;  // no pool decisions, no Graham anomalies
+    const StepGraph graph = build_step_graph(problem.model, problem.train, problem.plan);
+    HardwareSpec machine = matching_machine(graph, random);
+    machine.device.backend = "cuda";
+    machine.pcie.duplex_gbps = machine.pcie.root_h2d_gbps = machine.pcie.root_d2h_gbps = 1e9;
+    machine.host.dram_gbps = machine.host.cpu_stream_gbps = 1e9;
+    machine.host.cores = 1000;
+    const double before = simulate(graph, machine).step.seconds;
+    machine.pcie.h2d.gbps *= 1.3;
+    machine.kernels.layer_bwd.peak_gflops *= 1.2;
+    machine.host.adam_elements_per_s *= 1.5;
+    EXPECT_LE(simulate(graph, machine).step.seconds, before * (1 + 1e-3));
+  }
+}
+
+}  // namespace
+}  // namespace slidedp

@@ -1,0 +1,260 @@
+#include "model/sim/simulator.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "tests/model/sim/graphs.h"
+
+namespace slidedp {
+namespace {
+
+using testing::GraphMaker;
+using testing::round_machine;
+
+// Hand-computed times are exact up to rounding.
+constexpr double kRounding = 1e-9;
+
+double start(const Simulation& s, TaskId id) { return s.timeline.records[static_cast<size_t>(id)].start_s; }
+double end(const Simulation& s, TaskId id) { return s.timeline.records[static_cast<size_t>(id)].end_s; }
+double use(const Simulation& s, const std::string& name) {
+  for (const ResourceUse& use : s.uses) {
+    if (use.name == name) return use.share;
+  }
+  return -1;
+}
+
+TEST(Simulate, CopiesOfTwoRanksShareTheRoot) {
+  GraphMaker maker(2);
+  const TaskId a = maker.copy(TaskKind::h2d, 0, 2);
+  const TaskId b = maker.copy(TaskKind::h2d, 1, 1);
+  maker.at(a).previous_deps = maker.at(b).previous_deps = {a, b};
+  HardwareSpec machine = round_machine();
+  machine.pcie.root_h2d_gbps = 1.6;
+  const Simulation s = simulate(maker.finish(), machine);
+  // Both at 0.8 of their speed until b ends at 1.25 s; then a has 1 s of work left.
+  EXPECT_NEAR(end(s, b), 1.25, kRounding);
+  EXPECT_NEAR(end(s, a), 2.25, kRounding);
+  EXPECT_NEAR(s.step.seconds, 2.25, kRounding);
+  EXPECT_TRUE(s.settled);
+  EXPECT_NEAR(use(s, "root h2d"), 3 / (1.6 * 2.25), kRounding);
+  EXPECT_NEAR(use(s, "rank 1 h2d lane"), 1 / 2.25, kRounding);
+  EXPECT_EQ(s.bottleneck, "rank 0 h2d lane");
+}
+
+TEST(Simulate, BothDirectionsOfOneRankShareTheDuplexLink) {
+  GraphMaker maker(1);
+  const TaskId down = maker.copy(TaskKind::h2d, 0, 1);
+  const TaskId up = maker.copy(TaskKind::d2h, 0, 1);
+  maker.at(down).previous_deps = maker.at(up).previous_deps = {down, up};
+  HardwareSpec machine = round_machine();
+  machine.pcie.duplex_gbps = 1.25;
+  const Simulation s = simulate(maker.finish(), machine);
+  EXPECT_NEAR(s.step.seconds, 1.6, kRounding);
+  EXPECT_EQ(s.bottleneck, "rank 0 duplex link");
+  EXPECT_NEAR(s.uses.front().share, 1, kRounding);
+}
+
+TEST(Simulate, AdamBesideDmaSharesTheMemoryController) {
+  GraphMaker maker(1);
+  const TaskId copy = maker.copy(TaskKind::h2d, 0, 1);                 // 1 GB/s of DRAM
+  const TaskId adam = maker.update(2, 0, {}, int64_t{6'000'000'000});  // 3 GB/s
+  maker.at(copy).previous_deps = maker.at(adam).previous_deps = {copy, adam};
+  HardwareSpec machine = round_machine();
+  machine.host.dram_gbps = 3.2;
+  const Simulation s = simulate(maker.finish(), machine);
+  // 4 GB/s wanted, 3.2 there: both at 0.8 until the copy ends at 1.25 s; Adam has 1 s of work left.
+  EXPECT_NEAR(end(s, copy), 1.25, kRounding);
+  EXPECT_NEAR(end(s, adam), 2.25, kRounding);
+}
+
+TEST(Simulate, WorkersShareWhatTheCoresCanStream) {
+  GraphMaker maker(1, 2);
+  const TaskId a = maker.update(1, 0, {}, 1'000'000'000);
+  const TaskId b = maker.update(1, 1, {}, 1'000'000'000);
+  maker.at(a).previous_deps = maker.at(b).previous_deps = {a, b};
+  HardwareSpec machine = round_machine();
+  machine.host.cpu_stream_gbps = 1.6;
+  const Simulation s = simulate(maker.finish(), machine);
+  EXPECT_NEAR(s.step.seconds, 1.25, kRounding);
+  EXPECT_EQ(s.bottleneck, "CPU streaming");
+}
+
+TEST(Simulate, CpuRanksShareTheCores) {
+  GraphMaker maker(2, 1);
+  const TaskId a = maker.compute(0, 1), b = maker.compute(1, 1), c = maker.update(0.5, 0);
+  for (TaskId id : {a, b, c}) maker.at(id).previous_deps = {a, b, c};
+  HardwareSpec machine = round_machine();
+  machine.device.backend = "cpu";
+  machine.host.cores = 2;
+  const Simulation s = simulate(maker.finish(), machine);
+  // Three threads on two cores at 2/3 until the update ends at 0.75 s, then both ranks alone.
+  EXPECT_NEAR(end(s, c), 0.75, kRounding);
+  EXPECT_NEAR(s.step.seconds, 1.25, kRounding);
+  EXPECT_EQ(s.bottleneck, "CPU cores");
+}
+
+TEST(Simulate, LatencyDemandsNothing) {
+  GraphMaker maker(2);
+  const TaskId a = maker.copy(TaskKind::h2d, 0, 1), b = maker.copy(TaskKind::h2d, 0, 1);
+  const TaskId c = maker.copy(TaskKind::h2d, 1, 1.5);
+  for (TaskId id : {a, b, c}) maker.at(id).previous_deps = {a, b, c};
+  HardwareSpec machine = round_machine();
+  machine.pcie.h2d.latency_s = 0.5;
+  machine.pcie.root_h2d_gbps = 1;
+  const Simulation s = simulate(maker.finish(), machine);
+  // From 0.5 both ranks at half speed: a ends at 2.5. While b's latency passes, c runs alone from 1.0 done to 1.5 done.
+  EXPECT_NEAR(end(s, a), 2.5, kRounding);
+  EXPECT_NEAR(end(s, c), 3.0, kRounding);
+  EXPECT_NEAR(end(s, b), 4.0, kRounding);
+}
+
+TEST(Simulate, ThePoolTakesTheSmallestNeedFirst) {
+  GraphMaker maker(1, 2);
+  const TaskId gradients = maker.copy(TaskKind::d2h, 0, 1);
+  const TaskId late = maker.update(1, 9, {gradients});
+  const TaskId soon = maker.update(1, 1, {gradients});
+  const TaskId next = maker.update(1, 1, {gradients});
+  const TaskId last = maker.update(1, 10, {gradients});
+  maker.at(gradients).previous_deps = {late, soon, next, last};
+  const Simulation s = simulate(maker.finish(), round_machine());
+  EXPECT_NEAR(start(s, soon), 1, kRounding);
+  EXPECT_NEAR(start(s, next), 1, kRounding);
+  EXPECT_NEAR(start(s, late), 2, kRounding);
+  EXPECT_NEAR(start(s, last), 2, kRounding);
+  EXPECT_NEAR(s.step.seconds, 3, kRounding);
+  EXPECT_NEAR(use(s, "update workers"), 4.0 / (2 * 3), kRounding);
+}
+
+TEST(Simulate, ThePoolPrefersTheEarlierStepToTheSmallerNeed) {
+  GraphMaker maker(1, 1);
+  const TaskId soon = maker.update(1, 0);
+  const TaskId late = maker.update(1, 5);
+  const Simulation s = simulate(maker.finish(), round_machine());
+  // Both tasks of the next step are ready, too: taking its `soon` before this step's `late` would pull them apart.
+  EXPECT_NEAR(start(s, late), end(s, soon), kRounding);
+  EXPECT_NEAR(s.step.seconds, 2, kRounding);
+}
+
+TEST(Simulate, MembersOfACollectiveStartTogether) {
+  GraphMaker maker(2);
+  const TaskId fast = maker.compute(0, 1), slow = maker.compute(1, 3);
+  const TaskId a = maker.collective(TaskKind::reduce_scatter, 0, 0, 1, {fast});
+  const TaskId b = maker.collective(TaskKind::reduce_scatter, 1, 0, 1, {slow});
+  maker.at(fast).previous_deps = maker.at(slow).previous_deps = {a, b};
+  const Simulation s = simulate(maker.finish(), round_machine());
+  EXPECT_NEAR(start(s, a), 3, kRounding);
+  EXPECT_NEAR(start(s, b), 3, kRounding);
+  EXPECT_NEAR(s.step.seconds, 4, kRounding);
+  EXPECT_NEAR(s.exposed.seconds, ((4 - 1) + (4 - 3)) / 2.0, kRounding);
+}
+
+TEST(Simulate, StepsOverlapWhereNoEdgeForbidsIt) {
+  GraphMaker maker(1);
+  const TaskId first = maker.compute(0, 10), second = maker.compute(0, 10);
+  const TaskId update = maker.update(6, 0, {second});
+  EXPECT_NEAR(simulate(maker.finish(), round_machine()).step.seconds, 20, kRounding);
+  // Needed by the next step's second task only: hidden under the first.
+  maker.at(second).previous_deps = {update};
+  const Simulation hidden = simulate(maker.finish(), round_machine());
+  EXPECT_NEAR(hidden.step.seconds, 20, kRounding);
+  EXPECT_NEAR(hidden.exposed.seconds, 0, kRounding);
+  // Four seconds too long to hide.
+  maker.at(update).work.elements = 14'000'000'000;
+  const Simulation exposed = simulate(maker.finish(), round_machine());
+  EXPECT_NEAR(exposed.step.seconds, 24, kRounding);
+  EXPECT_NEAR(exposed.exposed.seconds, 4, kRounding);
+  // Needed at once: nothing is hidden.
+  maker.at(first).previous_deps = {update};
+  EXPECT_NEAR(simulate(maker.finish(), round_machine()).step.seconds, 34, kRounding);
+}
+
+TEST(Simulate, TheStepAfterNextWaitsForTheWholeStep) {
+  GraphMaker maker(1);
+  const TaskId copy = maker.copy(TaskKind::h2d, 0, 1);
+  const TaskId compute = maker.compute(0, 10);
+  const Simulation s = simulate(maker.finish(), round_machine());
+  // The copy of step s runs when step s - 2 is complete, that is a whole step before the compute of step s.
+  EXPECT_NEAR(s.step.seconds, 10, kRounding);
+  EXPECT_NEAR(start(s, copy), 0, kRounding);
+  EXPECT_NEAR(start(s, compute), 10, kRounding);
+}
+
+TEST(Simulate, TasksOutsideThePhaseTakeNoTimeButKeepTheirPlace) {
+  GraphMaker maker(1);
+  const TaskId before = maker.compute(0, 1);
+  const TaskId only_first = maker.compute(0, 5, {before});
+  const TaskId after = maker.copy(TaskKind::d2h, 0, 1, {only_first});
+  maker.at(only_first).phases = phase_bit(Phase::first);
+  maker.at(before).previous_deps = {after};
+  const Simulation s = simulate(maker.finish(), round_machine());
+  EXPECT_NEAR(s.step.seconds, 2, kRounding);
+  EXPECT_NEAR(start(s, only_first), 1, kRounding);
+  EXPECT_EQ(start(s, only_first), end(s, only_first));
+  EXPECT_NEAR(start(s, after), 1, kRounding);
+  EXPECT_NEAR(bound(maker.finish(), round_machine()).step.seconds, 1, kRounding);
+}
+
+TEST(Simulate, TheFirstStepsShortcutIsNotReported) {
+  // Deferred: the update of the last step's gradients runs before this step's compute; the first step has none.
+  GraphMaker maker(1);
+  const TaskId update = maker.update(3, 0);
+  const TaskId compute = maker.compute(0, 2, {update});
+  maker.at(update).phases = kUpdatePhases;
+  maker.at(update).previous_deps = {compute};
+  const Simulation s = simulate(maker.finish(), round_machine());
+  EXPECT_NEAR(s.step.seconds, 5, kRounding);
+  EXPECT_TRUE(s.settled);
+}
+
+TEST(Simulate, ABlockedGraphNamesATask) {
+  GraphMaker maker(1);
+  const TaskId head = maker.compute(0, 1);
+  const TaskId behind = maker.compute(0, 1);
+  maker.at(head).deps = {behind};
+  maker.at(head).micro_batch = 7;
+  try {
+    simulate(maker.finish(), round_machine());
+    FAIL() << "a deadlocked graph ran";
+  } catch (const std::logic_error& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr(maker.finish().describe(head)));
+  }
+}
+
+TEST(Simulate, GivesTheSameTwice) {
+  std::mt19937 random(11);
+  const StepGraph graph = testing::random_graph(random);
+  const HardwareSpec machine = testing::random_machine(random);
+  const Simulation a = simulate(graph, machine), b = simulate(graph, machine);
+  EXPECT_EQ(a.step.seconds, b.step.seconds);
+  for (size_t i = 0; i < a.timeline.records.size(); ++i) {
+    EXPECT_EQ(a.timeline.records[i].start_s, b.timeline.records[i].start_s);
+    EXPECT_EQ(a.timeline.records[i].end_s, b.timeline.records[i].end_s);
+  }
+}
+
+TEST(Bound, IsTheGreatestOfLanesPoolAndResources) {
+  GraphMaker maker(2, 2);
+  maker.compute(0, 1);
+  maker.compute(1, 1.5);
+  maker.copy(TaskKind::h2d, 0, 1);
+  maker.copy(TaskKind::h2d, 1, 1);
+  maker.update(1, 0);
+  maker.update(2, 0);
+  maker.update(1, 0);
+  const StepGraph graph = maker.finish();
+  HardwareSpec machine = round_machine();
+  EXPECT_NEAR(bound(graph, machine).step.seconds, 2, kRounding);
+  EXPECT_EQ(bound(graph, machine).bottleneck, "update workers");
+  machine.pcie.root_h2d_gbps = 0.8;
+  EXPECT_NEAR(bound(graph, machine).step.seconds, 2.5, kRounding);
+  EXPECT_EQ(bound(graph, machine).bottleneck, "root h2d");
+  machine.pcie.h2d.latency_s = 2;
+  EXPECT_NEAR(bound(graph, machine).step.seconds, 2 + 1 / 0.8, kRounding);
+  EXPECT_EQ(bound(graph, machine).bottleneck, "rank 0 h2d lane");
+}
+
+}  // namespace
+}  // namespace slidedp

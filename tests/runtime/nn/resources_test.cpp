@@ -1,0 +1,195 @@
+// Casts, the fast exponential, temporaries against the planner's bound, threads, the saved layout, flops.
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <thread>
+
+#include "model/base/error.h"
+#include "model/cost/activations.h"
+#include "model/cost/flops.h"
+#include "runtime/nn/aten_compute.h"
+#include "runtime/nn/counting_allocator.h"
+#include "runtime/nn/vector_math.h"
+#include "tests/runtime/nn/fixture.h"
+
+namespace slidedp {
+namespace {
+
+TEST(FastExp, WithinTwoUlpOverTheWholeRangeAndKeepsNan) {
+  double worst = 0;
+  for (double x = -87.2; x < 88.2; x += 1.0 / 4096) {
+    const float argument = static_cast<float>(x);
+    const double exact = std::exp(static_cast<double>(argument));
+    worst = std::max(worst, std::abs(fast_exp(argument) - exact) / exact);
+  }
+  EXPECT_LT(worst, 2 * 1.1920929e-7);
+  EXPECT_GT(worst, 0.0);
+  EXPECT_EQ(fast_exp(0.0f), 1.0f);
+  EXPECT_TRUE(std::isnan(fast_exp(NAN)));
+  EXPECT_LT(fast_exp(-std::numeric_limits<float>::infinity()), 1.3e-38f);
+  EXPECT_GT(fast_exp(std::numeric_limits<float>::infinity()), 1e38f);
+}
+
+TEST(Cast, RoundsToNearestEvenAndCopies) {
+  const ModelSpec model = llama_model();
+  const auto compute = make_aten_compute(model, make_layout(model), plan_for(model, 1, 8));
+  const std::vector<std::pair<float, uint16_t>> cases = {
+      {1.0f, 0x3f80},
+      {std::bit_cast<float>(0x3f808000u), 0x3f80},  // tie, even below
+      {std::bit_cast<float>(0x3f818000u), 0x3f82},  // tie, even above
+      {std::bit_cast<float>(0x3f808001u), 0x3f81},
+      {std::bit_cast<float>(0x7f7fffffu), 0x7f80},  // largest finite rounds to infinity
+      {std::bit_cast<float>(0x00000001u), 0x0000},
+      {-0.0f, 0x8000},
+      {std::numeric_limits<float>::infinity(), 0x7f80},
+      {std::bit_cast<float>(0x7f800001u), 0x7fc0}};  // NaN stays NaN though its high half is infinity's
+  std::vector<float> from;
+  for (const auto& [value, bits] : cases) from.push_back(value);
+  std::vector<uint16_t> to(from.size());
+  compute->cast(from.data(), DType::fp32, to.data(), DType::bf16, static_cast<int64_t>(from.size()));
+  for (size_t i = 0; i < cases.size(); ++i) EXPECT_EQ(to[i], cases[i].second) << "case " << i;
+
+  std::vector<uint16_t> every(65536), back(65536);
+  for (size_t i = 0; i < every.size(); ++i) every[i] = static_cast<uint16_t>(i);
+  std::vector<float> wide(65536);
+  compute->cast(every.data(), DType::bf16, wide.data(), DType::fp32, 65536);
+  compute->cast(wide.data(), DType::fp32, back.data(), DType::bf16, 65536);
+  for (size_t i = 0; i < every.size(); ++i) {
+    if (!std::isnan(wide[i])) {
+      ASSERT_EQ(back[i], every[i]);
+    }
+  }
+  std::vector<float> copy(65536);
+  compute->cast(wide.data(), DType::fp32, copy.data(), DType::fp32, 65536);
+  EXPECT_EQ(std::memcmp(copy.data(), wide.data(), 65536 * 4), 0);
+}
+
+// Peak of the c10 allocator over a whole step of one rank, with what the compute object keeps.
+int64_t measured_temporaries(const ModelSpec& model, const Plan& plan, const TestBatch& batch) {
+  install_counting_allocator();
+  const int64_t before = counted_memory().in_use;
+  reset_counted_peak();
+  const ModelLayout layout = make_layout(model);
+  const auto compute = make_aten_compute(model, layout, plan);
+  const auto embedding = random_weights(layout.embedding(), 1);
+  const auto layer = random_weights(layout.units[1], 2);
+  const auto head = random_weights(layout.head(), 3);
+  const int64_t tokens = batch.rows * batch.seq;
+  Slot<float> hidden(tokens * model.hidden), out(hidden.elements());
+  Slot<float> saved(saved_layout(model, tokens, plan.compute).bytes / 4);
+  Slot<float> layer_gradients(layout.units[1].elements), head_gradients(layout.head().elements);
+  Slot<float> vocabulary_gradients(layout.embedding().elements);
+  double loss = 0;
+  const MicroBatch micro_batch = batch.micro_batch();
+  compute->embedding_forward(embedding.data(), micro_batch, hidden.data());
+  compute->layer_forward(0, layer.data(), micro_batch, hidden.data(), saved.data(), out.data());
+  compute->head(head.data(), model.tied ? embedding.data() : nullptr, micro_batch, out.data(), out.data(),
+                head_gradients.data(), model.tied ? vocabulary_gradients.data() : nullptr, true, &loss);
+  compute->layer_backward(0, layer.data(), micro_batch, hidden.data(), saved.data(), out.data(), layer_gradients.data(),
+                          true);
+  compute->embedding_backward(micro_batch, out.data(), vocabulary_gradients.data(), true);
+  return counted_memory().peak - before;
+}
+
+struct MemoryCase {
+  std::string name;
+  ModelSpec model;
+  int64_t rows, seq, head_chunk;
+  std::vector<int64_t> documents;
+  int threads = 1;
+  DType accumulator = DType::fp32;
+};
+
+void PrintTo(const MemoryCase& memory_case, std::ostream* out) { *out << memory_case.name; }
+
+std::vector<MemoryCase> memory_cases() {
+  std::vector<MemoryCase> cases;
+  for (const ModelSpec& model : all_models()) cases.push_back({model.name, model, 2, 64, 32, {64, 64}});
+  ModelSpec model = llama_model();
+  cases.push_back({"attention_scratch_dominates", model, 1, 1024, 16, {1024}, 2});
+  model.intermediate = 3000;
+  cases.push_back({"matrices_dominate", model, 1, 64, 8, {64}});
+  cases.push_back({"activations_dominate", model, 4, 256, 8, {256, 256, 256, 256}});
+  model.vocabulary = 8000;
+  cases.push_back({"logits_dominate", model, 2, 128, 128, {128, 128}, 2});
+  cases.push_back({"bf16_accumulator", model, 2, 128, 64, {128, 128}, 1, DType::bf16});
+  return cases;
+}
+
+class Temporaries : public testing::TestWithParam<MemoryCase> {};
+
+TEST_P(Temporaries, StayInsideTheBoundAndNearIt) {
+  const MemoryCase& c = GetParam();
+  Plan plan = plan_for(c.model, c.rows, c.seq, c.threads);
+  plan.head_chunk_tokens = c.head_chunk;
+  plan.accumulator = c.accumulator;
+  const int64_t measured = measured_temporaries(c.model, plan, TestBatch(c.model, c.rows, c.seq, c.documents, 3));
+  const int64_t bound = temporary_bytes(c.model, plan);
+  EXPECT_LE(measured, bound);
+  EXPECT_GE(measured, bound * 7 / 10) << "bound " << bound;
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, Temporaries, testing::ValuesIn(memory_cases()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(Threads, ComputeUsesThePlansThreadsOnWhicheverThreadCallsIt) {
+  const ModelSpec model = llama_model();
+  const ModelLayout layout = make_layout(model);
+  const auto used = [&](int threads) {
+    const auto compute = make_aten_compute(model, layout, plan_for(model, 1, 8, threads));
+    std::thread caller([&] {
+      float from = 1;
+      uint16_t to = 0;
+      compute->cast(&from, DType::fp32, &to, DType::bf16, 1);
+      EXPECT_EQ(at::get_num_threads(), threads);
+    });
+    caller.join();
+  };
+  used(2);
+  used(1);
+  used(3);
+}
+
+TEST(Plans, OtherComputeTypesAreRefused) {
+  const ModelSpec model = llama_model();
+  Plan plan = plan_for(model, 1, 8);
+  plan.compute = DType::bf16;
+  EXPECT_THROW(make_aten_compute(model, make_layout(model), plan), Error);
+}
+
+TEST(SavedLayout, TensorsFollowEachOtherAndCountEveryByte) {
+  const ModelSpec model = all_models()[3];  // QK-norm
+  const SavedLayout layout = saved_layout(model, 16, DType::fp32);
+  const int64_t queries = 6 * 36, keys = 2 * 36;
+  EXPECT_EQ(layout.input_rstd, 0);
+  EXPECT_EQ(layout.qkv, 64);
+  EXPECT_EQ(layout.qk_rstd, layout.qkv + 16 * (queries + 2 * keys) * 4);
+  EXPECT_EQ(layout.qk_rotated, layout.qk_rstd + 16 * 8 * 4);
+  EXPECT_EQ(layout.attention, layout.qk_rotated + 16 * (queries + keys) * 4);
+  EXPECT_EQ(layout.log_sum_exp, layout.attention + 16 * queries * 4);
+  EXPECT_EQ(layout.residual, layout.log_sum_exp + 16 * 6 * 4);
+  EXPECT_EQ(layout.residual_rstd, layout.residual + 16 * 72 * 4);
+  EXPECT_EQ(layout.gate_up, layout.residual_rstd + 64);
+  EXPECT_EQ(layout.bytes, layout.gate_up + 16 * 216 * 4);  // heads are wider than gate and up together
+  EXPECT_EQ(hidden_bytes(model, 16, DType::bf16), 16 * 72 * 2);
+  // bf16 halves the tensors but not the fp32 statistics.
+  EXPECT_EQ(saved_layout(llama_model(), 16, DType::bf16).bytes,
+            64 + 16 * 120 * 2 + 16 * 72 * 2 + 16 * 6 * 4 + 16 * 72 * 2 + 64 + 16 * 200 * 2);
+}
+
+TEST(Flops, CountMatricesAndCausalAttention) {
+  const ModelSpec model = llama_model();
+  // q and o 72*72, k and v 24*72, gate, up and down 100*72; attention 2 * 2 * rows * seq^2 / 2 * 6 * 12.
+  const double matrices = 2.0 * 72 * 72 + 2.0 * 24 * 72 + 3.0 * 100 * 72;
+  const double forward = 2.0 * 3 * 16 * matrices + 2.0 * 3 * 16 * 16 * 72;
+  EXPECT_DOUBLE_EQ(layer_forward_flops(model, 3, 16), forward);
+  EXPECT_DOUBLE_EQ(layer_backward_flops(model, 3, 16), 2 * forward);
+  EXPECT_DOUBLE_EQ(head_flops(model, 48), 6.0 * 48 * 301 * 72);
+}
+
+}  // namespace
+}  // namespace slidedp
