@@ -1,0 +1,99 @@
+#include "profiler/measure.h"
+
+#include <algorithm>
+#include <barrier>
+#include <chrono>
+#include <cmath>
+#include <stdexcept>
+#include <thread>
+
+#include "model/base/error.h"
+
+namespace slidedp {
+namespace {
+
+// Linear interpolation between order statistics.
+double quantile(const std::vector<double>& sorted, double q) {
+  const double position = q * static_cast<double>(sorted.size() - 1);
+  const auto below = static_cast<size_t>(position);
+  const size_t above = std::min(below + 1, sorted.size() - 1);
+  return sorted[below] + (position - static_cast<double>(below)) * (sorted[above] - sorted[below]);
+}
+
+std::vector<double> sorted_copy(std::span<const double> values) {
+  if (values.empty()) throw std::logic_error("a median needs at least one value");
+  std::vector<double> sorted(values.begin(), values.end());
+  std::sort(sorted.begin(), sorted.end());
+  return sorted;
+}
+
+}  // namespace
+
+double median(std::span<const double> values) { return quantile(sorted_copy(values), 0.5); }
+
+double relative_error(std::span<const double> values) {
+  const std::vector<double> sorted = sorted_copy(values);
+  const double middle = quantile(sorted, 0.5);
+  const double range = quantile(sorted, 0.75) - quantile(sorted, 0.25);
+  if (range == 0) return 0;
+  return 1.57 * range / std::sqrt(static_cast<double>(sorted.size())) / std::abs(middle);
+}
+
+double steady_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+Harness::Harness(HarnessSettings settings, Clock clock, const std::atomic<bool>* stop)
+    : settings_(settings), clock_(std::move(clock)), stop_(stop) {}
+
+void Harness::check_stop() const {
+  if (stop_ != nullptr && stop_->load()) {
+    throw Error("Interrupted: nothing was written.", ExitCode::interrupted);
+  }
+}
+
+Measurement Harness::measure(Measurement what, const std::function<double()>& once) const {
+  std::vector<Measurement> one;
+  one.push_back(std::move(what));
+  return measure(std::move(one), [&once] { return std::vector<double>{once()}; }).front();
+}
+
+std::vector<Measurement> Harness::measure(std::vector<Measurement> what,
+                                          const std::function<std::vector<double>()>& once) const {
+  const double end = clock_() + settings_.time_limit_s;
+  for (int i = 0; i < settings_.warm_up; ++i) {
+    check_stop();
+    once();
+  }
+  const auto steady = [this](const Measurement& m) { return relative_error(m.repeats) < settings_.tolerance; };
+  for (int taken = 0; taken < settings_.max_repeats;) {
+    check_stop();
+    const std::vector<double> values = once();
+    if (values.size() != what.size()) throw std::logic_error("a repeat gave another number of values than announced");
+    for (size_t i = 0; i < values.size(); ++i) what[i].repeats.push_back(values[i]);
+    if (++taken < settings_.min_repeats) continue;
+    if (std::all_of(what.begin(), what.end(), steady) || clock_() >= end) break;
+  }
+  for (Measurement& measurement : what) measurement.steady = steady(measurement);
+  return what;
+}
+
+double seconds_together(int threads, const std::function<void(int worker)>& work) {
+  std::vector<double> starts(static_cast<size_t>(threads)), ends(static_cast<size_t>(threads));
+  std::barrier start(threads);
+  {
+    std::vector<std::jthread> team;
+    for (int worker = 0; worker < threads; ++worker) {
+      team.emplace_back([&, worker] {
+        const auto index = static_cast<size_t>(worker);
+        start.arrive_and_wait();
+        starts[index] = steady_seconds();
+        work(worker);
+        ends[index] = steady_seconds();
+      });
+    }
+  }
+  return *std::max_element(ends.begin(), ends.end()) - *std::min_element(starts.begin(), starts.end());
+}
+
+}  // namespace slidedp

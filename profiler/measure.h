@@ -1,0 +1,62 @@
+// The measurement harness: warm-up, repeats until the median is steady or the time is up, all raw values kept.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace slidedp {
+
+// One measured quantity at one setting of a probe's parameters, with every repeat.
+struct Measurement {
+  std::string value_name;  // "seconds", "forward", "cores"
+  std::string unit;        // "s", "B", "1"
+  std::map<std::string, double> parameters;
+  std::vector<double> repeats;  // in the order taken, warm-up excluded
+  bool steady = true;           // false: the time limit ended it first
+};
+
+double median(std::span<const double> values);  // of at least one value
+// Half-width of the median's error bar over the median: 1.57 * (interquartile range) / sqrt(n) / median.
+// Source: McGill, Tukey, Larsen 1978 ("notches" of box plots, about 95 %).
+double relative_error(std::span<const double> values);
+
+struct HarnessSettings {
+  int warm_up = 1;
+  int min_repeats = 5;  // taken even when the time is up: a median of fewer says nothing
+  int max_repeats = 25;
+  double tolerance = 0.02;    // relative_error() below which a median is steady
+  double time_limit_s = 1.0;  // per measurement
+};
+
+// Seconds of some steady clock.
+using Clock = std::function<double()>;
+double steady_seconds();
+
+class Harness {
+ public:
+  // `stop`, if given, is looked at between repeats: once true, measuring throws Error with ExitCode::interrupted.
+  explicit Harness(HarnessSettings settings, Clock clock = steady_seconds, const std::atomic<bool>* stop = nullptr);
+
+  // `once` takes one value.
+  Measurement measure(Measurement what, const std::function<double()>& once) const;
+  // `once` takes one value of each of `what`, in order; steady when all are.
+  std::vector<Measurement> measure(std::vector<Measurement> what,
+                                   const std::function<std::vector<double>()>& once) const;
+  const HarnessSettings& settings() const { return settings_; }
+  void check_stop() const;
+
+ private:
+  HarnessSettings settings_;
+  Clock clock_;
+  const std::atomic<bool>* stop_;
+};
+
+// Runs `work(worker)` on `threads` threads that start together; returns the seconds from the first start to the last
+// end. `work` must not throw.
+double seconds_together(int threads, const std::function<void(int worker)>& work);
+
+}  // namespace slidedp

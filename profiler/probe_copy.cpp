@@ -1,0 +1,219 @@
+// Copies between host and device memory: alone, both directions at once, all ranks at once.
+#include <algorithm>
+#include <limits>
+
+#include "model/base/format.h"
+#include "profiler/device_lane.h"
+#include "profiler/probe.h"
+#include "profiler/rolling.h"
+#include "runtime/device/backends.h"
+
+namespace slidedp {
+namespace {
+
+constexpr int64_t kKiB = 1024, kMiB = 1024 * kKiB;
+
+// Registered rolling host memory of one lane. The device must outlive it.
+class RegisteredBuffer {
+ public:
+  RegisteredBuffer(Device& device, int64_t bytes) : device_(&device), buffer_(bytes, "a copy probe's host buffer") {
+    device.register_host(buffer_.data(), buffer_.bytes());
+  }
+  ~RegisteredBuffer() { device_->unregister_host(buffer_.data()); }
+  RegisteredBuffer(const RegisteredBuffer&) = delete;
+  RegisteredBuffer& operator=(const RegisteredBuffer&) = delete;
+  void* next(int64_t bytes) { return buffer_.next(bytes); }
+
+ private:
+  Device* device_;
+  RollingBuffer buffer_;
+};
+
+std::optional<std::string> too_little_memory(const ProbeContext& context) {
+  if (context.rolling_bytes / (2 * context.ranks) >= kMiB) return std::nullopt;
+  return fmt::format("only {} of memory may be used", format_bytes(context.rolling_bytes));
+}
+
+enum class Direction { h2d, d2h };
+
+// A lane with its host and device memory, which copies `bytes` a repeat in pieces.
+class Copier {
+ public:
+  Copier(Device& device, Direction direction, int64_t host_bytes, int64_t most)
+      : direction_(direction),
+        host_(device, host_bytes),
+        memory_(device.allocate(most, "a copy probe's device buffer")),
+        lane_(device, direction == Direction::h2d ? "h2d" : "d2h") {}
+
+  void issue(int64_t bytes, int pieces) {
+    lane_.issue([&](Device& device, Stream& stream) {
+      for (int i = 0; i < pieces; ++i) {
+        if (direction_ == Direction::h2d) {
+          device.copy_to_device(stream, memory_.data(), host_.next(bytes), bytes);
+        } else {
+          device.copy_to_host(stream, host_.next(bytes), memory_.data(), bytes);
+        }
+      }
+    });
+  }
+  DeviceLane& lane() { return lane_; }
+
+ private:
+  Direction direction_;
+  RegisteredBuffer host_;
+  DeviceMemory memory_;
+  DeviceLane lane_;  // last: its stream ends before the memory goes
+};
+
+// From the first start to the last end of all copiers, each copying `pieces` times `bytes`.
+double run_together(std::span<const std::unique_ptr<Copier>> copiers, int64_t bytes, int pieces) {
+  for (const auto& copier : copiers) copier->issue(bytes, pieces);
+  double first = std::numeric_limits<double>::infinity(), last = 0;
+  for (const auto& copier : copiers) {
+    copier->lane().finish();
+    first = std::min(first, copier->lane().start_s());
+    last = std::max(last, copier->lane().end_s());
+  }
+  return last - first;
+}
+
+class CopyAloneProbe final : public Probe {
+ public:
+  explicit CopyAloneProbe(Direction direction) : h2d_(direction == Direction::h2d) {}
+  std::string key() const override { return h2d_ ? "copy.h2d" : "copy.d2h"; }
+  std::string method() const override {
+    return std::string(h2d_ ? "Device::copy_to_device from" : "Device::copy_to_host to") +
+           " registered rolling host memory, one rank alone, by size; latency and rate are fitted";
+  }
+  std::optional<std::string> waived(const ProbeContext& context) const override { return too_little_memory(context); }
+
+  std::vector<Measurement> run(const ProbeContext& context) const override {
+    std::vector<int64_t> sizes{64 * kKiB, 256 * kKiB, kMiB, 4 * kMiB, 16 * kMiB, 64 * kMiB};
+    if (!context.quick) sizes.push_back(256 * kMiB);
+    std::erase_if(sizes, [&](int64_t bytes) { return bytes > context.rolling_bytes / 2; });
+    Backend backend = make_backend(context.backend, 1, 0);
+    Copier copier(*backend.devices.front(), h2d_ ? Direction::h2d : Direction::d2h, context.rolling_bytes,
+                  sizes.back());
+    const Harness harness = context.harness(static_cast<int>(sizes.size()));
+    std::vector<Measurement> result;
+    for (int64_t bytes : sizes) {
+      result.push_back(harness.measure({"seconds", "s", {{"bytes", static_cast<double>(bytes)}}, {}, true}, [&] {
+        copier.issue(bytes, 1);
+        copier.lane().finish();
+        return copier.lane().seconds();
+      }));
+    }
+    return result;
+  }
+
+  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
+                            HardwareSpec& spec) const override {
+    const LinkFit fit = fit_link(fit_samples(select(measured, "seconds"), "bytes"), key());
+    (h2d_ ? spec.pcie.h2d : spec.pcie.d2h) = fit.rate;
+    return findings(h2d_ ? "pcie.h2d" : "pcie.d2h", fit);
+  }
+
+ private:
+  bool h2d_;
+};
+
+// Large copies in a row, so that lanes overlap for nearly all of the time.
+struct Burst {
+  int64_t bytes;  // of one copy
+  int pieces = 4;
+  Burst(const ProbeContext& context, int lanes)
+      : bytes(std::min(context.rolling_bytes / lanes / 2, (context.quick ? 16 : 32) * kMiB)) {}
+  double total() const { return static_cast<double>(bytes) * pieces; }
+};
+
+// On the CPU backend copies pass through the host's own memory controller; on others DMA does.
+void raise_dram(HardwareSpec& spec, double gbps, std::vector<Finding>& found, double spread) {
+  if (gbps <= spec.host.dram_gbps) return;
+  spec.host.dram_gbps = gbps;
+  found.push_back(finding("host.dram_gbps", gbps, "GB/s", spread));
+}
+
+class DuplexProbe final : public Probe {
+ public:
+  std::string key() const override { return "copy.duplex"; }
+  std::string method() const override {
+    return "large copies in both directions at once on two streams of one rank; sum of both over the time until the "
+           "last "
+           "ends";
+  }
+  std::optional<std::string> waived(const ProbeContext& context) const override { return too_little_memory(context); }
+
+  std::vector<Measurement> run(const ProbeContext& context) const override {
+    const Burst burst(context, 2);
+    Backend backend = make_backend(context.backend, 1, 0);
+    Device& device = *backend.devices.front();
+    std::vector<std::unique_ptr<Copier>> copiers;
+    for (Direction direction : {Direction::h2d, Direction::d2h}) {
+      copiers.push_back(std::make_unique<Copier>(device, direction, context.rolling_bytes / 2, burst.bytes));
+    }
+    return {context.harness(1).measure({"seconds", "s", {{"bytes", 2 * burst.total()}}, {}, true},
+                                       [&] { return run_together(copiers, burst.bytes, burst.pieces); })};
+  }
+
+  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
+                            HardwareSpec& spec) const override {
+    const Measurement& m = find(measured, "seconds");
+    const double spread = relative_error(m.repeats);
+    spec.pcie.duplex_gbps = m.parameters.at("bytes") / median(m.repeats) / 1e9;
+    std::vector<Finding> found{finding("pcie.duplex_gbps", spec.pcie.duplex_gbps, "GB/s", spread)};
+    raise_dram(spec, spec.pcie.duplex_gbps, found, spread);
+    return found;
+  }
+};
+
+class RootProbe final : public Probe {
+ public:
+  std::string key() const override { return "copy.root"; }
+  std::string method() const override {
+    return "large copies of all ranks at once in one direction, then the other; sum over ranks over the time until the "
+           "last ends";
+  }
+  std::optional<std::string> waived(const ProbeContext& context) const override { return too_little_memory(context); }
+
+  std::vector<Measurement> run(const ProbeContext& context) const override {
+    const Burst burst(context, context.ranks);
+    const Harness harness = context.harness(2);
+    Backend backend = make_backend(context.backend, context.ranks, 0);
+    std::vector<Measurement> result;
+    for (Direction direction : {Direction::h2d, Direction::d2h}) {
+      std::vector<std::unique_ptr<Copier>> copiers;
+      for (const auto& device : backend.devices) {
+        copiers.push_back(
+            std::make_unique<Copier>(*device, direction, context.rolling_bytes / context.ranks, burst.bytes));
+      }
+      const double bytes = burst.total() * context.ranks;
+      result.push_back(harness.measure(
+          {direction == Direction::h2d ? "h2d" : "d2h", "s", {{"bytes", bytes}, {"ranks", context.ranks}}, {}, true},
+          [&] { return run_together(copiers, burst.bytes, burst.pieces); }));
+    }
+    return result;
+  }
+
+  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
+                            HardwareSpec& spec) const override {
+    std::vector<Finding> found;
+    for (const char* direction : {"h2d", "d2h"}) {
+      const Measurement& m = find(measured, direction);
+      const double spread = relative_error(m.repeats);
+      const double gbps = m.parameters.at("bytes") / median(m.repeats) / 1e9;
+      (direction == std::string("h2d") ? spec.pcie.root_h2d_gbps : spec.pcie.root_d2h_gbps) = gbps;
+      found.push_back(finding(fmt::format("pcie.root_{}_gbps", direction), gbps, "GB/s", spread));
+      raise_dram(spec, gbps, found, spread);
+    }
+    return found;
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Probe> make_copy_h2d() { return std::make_unique<CopyAloneProbe>(Direction::h2d); }
+std::unique_ptr<Probe> make_copy_d2h() { return std::make_unique<CopyAloneProbe>(Direction::d2h); }
+std::unique_ptr<Probe> make_copy_duplex() { return std::make_unique<DuplexProbe>(); }
+std::unique_ptr<Probe> make_copy_root() { return std::make_unique<RootProbe>(); }
+
+}  // namespace slidedp

@@ -1,0 +1,69 @@
+// What it costs to start work on a stream.
+#include "profiler/device_lane.h"
+#include "profiler/probe.h"
+#include "runtime/device/backends.h"
+
+namespace slidedp {
+namespace {
+
+constexpr int kHops = 100;
+
+class LaunchProbe final : public Probe {
+ public:
+  std::string key() const override { return "launch.latency"; }
+  std::string method() const override {
+    return "empty launches with an event each: in a row on one stream (in_row), and in a chain that alternates between "
+           "two streams, each waiting for the other's event (hop); the hop is the launch latency of the profile, since "
+           "tasks of a step wait for other lanes";
+  }
+
+  std::vector<Measurement> run(const ProbeContext& context) const override {
+    Backend backend = make_backend(context.backend, 1, 0);
+    Device& device = *backend.devices.front();
+    DeviceLane one(device, "one"), two(device, "two");
+    const std::unique_ptr<Event> event = device.create_event();
+    const Harness harness = context.harness(2);
+    std::vector<Measurement> result;
+    result.push_back(harness.measure({"in_row", "s", {}, {}, true}, [&] {
+      return timed(one,
+                   [&](Device& on, Stream& stream) {
+                     for (int i = 0; i < kHops; ++i) {
+                       on.launch(stream, [] {});
+                       on.record(stream, *event);
+                     }
+                   }) /
+             kHops;
+    }));
+    result.push_back(harness.measure({"hop", "s", {}, {}, true}, [&] {
+      return timed(one,
+                   [&](Device& on, Stream& stream) {
+                     for (int i = 0; i < kHops / 2; ++i) {
+                       hop(on, stream, two.stream(), *event);
+                       hop(on, two.stream(), stream, *event);
+                     }
+                   }) /
+             kHops;
+    }));
+    return result;
+  }
+
+  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
+                            HardwareSpec& spec) const override {
+    const Measurement& m = find(measured, "hop");
+    spec.kernels.launch_latency_s = median(m.repeats);
+    return {finding("kernels.launch_latency_s", spec.kernels.launch_latency_s, "s", relative_error(m.repeats))};
+  }
+
+ private:
+  static void hop(Device& device, Stream& from, Stream& to, Event& event) {
+    device.launch(from, [] {});
+    device.record(from, event);
+    device.wait(to, event);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Probe> make_launch_latency() { return std::make_unique<LaunchProbe>(); }
+
+}  // namespace slidedp

@@ -1,0 +1,203 @@
+#include "profiler/profile.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <ctime>
+#include <thread>
+
+#include "model/base/format.h"
+#include "runtime/host/arena.h"
+
+namespace slidedp {
+namespace {
+
+namespace fs = std::filesystem;
+
+int64_t unix_seconds() {
+  using namespace std::chrono;
+  return duration_cast<seconds>(system_clock::now().time_since_epoch()).count();
+}
+
+std::string utc(int64_t unix_s) {
+  const std::time_t time = unix_s;
+  std::tm parts{};
+  gmtime_r(&time, &parts);
+  char text[32];
+  std::strftime(text, sizeof(text), "%Y-%m-%d %H:%M:%S UTC", &parts);
+  return text;
+}
+
+// Writes and flushes `text`; on failure removes the file.
+void write_file(const fs::path& file, const std::string& text) {
+  const int handle = ::open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (handle < 0) failf("{}: cannot be created: {}.", file.string(), std::strerror(errno));
+  size_t written = 0;
+  int error = 0;
+  while (written < text.size() && error == 0) {
+    const ssize_t count = ::write(handle, text.data() + written, text.size() - written);
+    if (count > 0)
+      written += static_cast<size_t>(count);
+    else if (count < 0 && errno != EINTR)
+      error = errno;
+  }
+  if (error == 0 && ::fsync(handle) != 0) error = errno;
+  if (::close(handle) != 0 && error == 0) error = errno;
+  if (error == 0) return;
+  ::unlink(file.c_str());
+  failf("{}: cannot be written: {}.", file.string(), std::strerror(error));
+}
+
+ProbeOutcome run_probe(const Probe& probe, const ProbeContext& context, HardwareSpec& spec) {
+  ProbeOutcome outcome;
+  outcome.key = probe.key();
+  outcome.method = probe.method();
+  const double begin = steady_seconds();
+  outcome.waived = probe.waived(context);
+  if (!outcome.waived) {
+    outcome.measurements = probe.run(context);
+    outcome.findings = probe.fill(context, outcome.measurements, spec);
+  }
+  outcome.seconds = steady_seconds() - begin;
+  outcome.finished_unix_s = unix_seconds();
+  return outcome;
+}
+
+std::string waived_text(const ProfileRun& run) {
+  std::string text;
+  for (const ProbeOutcome& outcome : run.outcomes) {
+    if (outcome.waived) text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", outcome.key, *outcome.waived);
+  }
+  return text;
+}
+
+}  // namespace
+
+ModelSpec default_model() {
+  ModelSpec model;
+  model.name = "SmolLM2-135M";
+  model.family = ModelFamily::llama;
+  model.hidden = 576;
+  model.intermediate = 1536;
+  model.layers = 30;
+  model.heads = 9;
+  model.kv_heads = 3;
+  model.head_dim = 64;
+  model.vocabulary = 49152;
+  model.max_position = 8192;
+  model.rms_eps = 1e-5;
+  model.tied = true;
+  model.rope.theta = 100000;
+  return model;
+}
+
+ProbeContext make_context(const MachineIdentity& machine, const ModelSpec& model, bool quick) {
+  constexpr int64_t kGiB = int64_t{1} << 30;
+  ProbeContext context;
+  context.model = model;
+  context.cores = machine.cores;
+  context.memory_bytes = machine.memory_bytes;
+  context.available_bytes = available_host_bytes();
+  context.quick = quick;
+  // Half a GiB in quick mode may still sit in a large last-level cache; the full mode passes twice its size.
+  const int64_t wanted = quick ? kGiB / 2 : std::max(kGiB, 2 * machine.last_level_cache);
+  context.rolling_bytes = std::min(wanted, context.available_bytes / 8) / 4096 * 4096;
+  context.probe_seconds = quick ? 1.8 : 6.0;
+  return context;
+}
+
+double busy_threads() {
+  std::vector<double> samples;
+  for (int i = 0; i < 9; ++i) {
+    samples.push_back(other_running_threads());
+    std::this_thread::sleep_for(std::chrono::milliseconds(25));
+  }
+  return median(samples);
+}
+
+std::vector<const Probe*> choose_probes(std::span<const std::unique_ptr<Probe>> all,
+                                        std::span<const std::string> keys) {
+  std::string known;
+  for (const auto& probe : all) known += (known.empty() ? "" : ", ") + probe->key();
+  for (const std::string& key : keys) {
+    if (std::none_of(all.begin(), all.end(), [&](const auto& probe) { return probe->key() == key; })) {
+      failf("--only: there is no probe \"{}\"; the probes are {}.", key, known);
+    }
+  }
+  std::vector<const Probe*> chosen;
+  for (const auto& probe : all) {
+    if (keys.empty() || std::find(keys.begin(), keys.end(), probe->key()) != keys.end()) chosen.push_back(probe.get());
+  }
+  return chosen;
+}
+
+ProfileRun run_profile(std::span<const Probe* const> probes, const ProbeContext& context,
+                       const MachineIdentity& machine, const HardwareSpec& start, const Progress& progress) {
+  ProfileRun run;
+  run.machine = machine;
+  run.backend = context.backend;
+  run.model = context.model.name;
+  run.ranks = context.ranks;
+  run.quick = context.quick;
+  run.started_unix_s = unix_seconds();
+  run.other_threads = busy_threads();
+  run.spec = start;
+  const double begin = steady_seconds();
+  for (size_t i = 0; i < probes.size(); ++i) {
+    progress(i, probes.size(), *probes[i], nullptr);
+    run.outcomes.push_back(run_probe(*probes[i], context, run.spec));
+    progress(i, probes.size(), *probes[i], &run.outcomes.back());
+  }
+  run.seconds = steady_seconds() - begin;
+  return run;
+}
+
+std::string profile_text(const ProfileRun& run) {
+  std::string text = fmt::format(
+      "# Measured by slidedp-profile on {}{}.\n# Machine: {}, {}, {} cores, {}, {}.\n# Kernels at the shapes of {}; {} "
+      "ranks on the {} backend; {:.0f} s in all.\n",
+      utc(run.started_unix_s), run.quick ? " (--quick)" : "", run.machine.host, run.machine.processor,
+      run.machine.cores, format_bytes(run.machine.memory_bytes), run.machine.kernel, run.model, run.ranks, run.backend,
+      run.seconds);
+  if (run.other_threads > 0) {
+    text +=
+        fmt::format("# Other programs kept {:.0f} threads running when it started: measure again on an idle machine.\n",
+                    run.other_threads);
+  }
+  text += "# Value, then its spread (error of the median) or the standard error (se) of a fit:\n";
+  for (const ProbeOutcome& outcome : run.outcomes) {
+    if (outcome.waived) text += fmt::format("#   {}: waived: {}\n", outcome.key, *outcome.waived);
+    for (const Finding& finding : outcome.findings) {
+      text += fmt::format("#   {}: {} = {}{}{}\n", outcome.key, finding.field, finding.text,
+                          finding.spread.empty() ? "" : "  ", finding.spread);
+      if (!finding.note.empty()) text += fmt::format("#     note: {}\n", finding.note);
+    }
+  }
+  return text + to_yaml(run.spec);
+}
+
+void write_profile(const ProfileRun& run, const fs::path& file) {
+  fs::path partial = file;
+  partial += ".partial";
+  write_file(partial, profile_text(run));
+  try {
+    load_hardware_spec(partial);
+  } catch (const Error& error) {
+    ::unlink(partial.c_str());
+    const std::string waived = waived_text(run);
+    failf("{}: not written, since the profile is not complete ({}){}.", file.string(), error.what(),
+          waived.empty() ? "" : "; waived probes: " + waived);
+  }
+  std::error_code error;
+  fs::rename(partial, file, error);
+  if (error) {
+    ::unlink(partial.c_str());
+    failf("{}: cannot be written: {}.", file.string(), error.message());
+  }
+}
+
+}  // namespace slidedp

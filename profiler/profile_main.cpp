@@ -1,0 +1,187 @@
+// slidedp-profile: measures this machine and writes a hardware profile.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+
+#include "model/base/format.h"
+#include "profiler/profile.h"
+#include "profiler/registry.h"
+#include "profiler/store.h"
+#include "runtime/device/backends.h"
+
+namespace slidedp {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::atomic<bool> stop_requested = false;
+
+// The first SIGINT stops between repeats; the handler is then reset, so that a second one kills (nothing is being
+// written until the end, and what is written then is renamed into place).
+void install_sigint() {
+  struct sigaction action {};
+  action.sa_handler = [](int) { stop_requested.store(true); };
+  action.sa_flags = SA_RESETHAND;
+  sigaction(SIGINT, &action, nullptr);
+}
+
+struct Options {
+  std::string out, db, model, backend = "cpu", device_memory;
+  int ranks = 2;
+  std::vector<std::string> only;
+  bool list = false, quick = false, overwrite = false;
+};
+
+void add_options(CLI::App& app, Options& options) {
+  app.add_option("--out", options.out, "Hardware profile to write (YAML)");
+  app.add_option("--db", options.db, "SQLite database that every raw sample is appended to");
+  app.add_option("--model", options.model,
+                 "Folder of a checkpoint, or a config.json, whose shapes kernels are measured at (default: "
+                 "SmolLM2-135M)");
+  app.add_option("--backend", options.backend, "Device backend")->capture_default_str();
+  app.add_option("--ranks", options.ranks, "Ranks that will train together")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 64));
+  app.add_option("--device-memory", options.device_memory,
+                 "Memory of one CPU rank, for example 6GiB (default: half of the host's, shared among ranks)");
+  app.add_flag("--list", options.list, "List the probes and whether they apply here, measure nothing");
+  app.add_option("--only", options.only, "Run only these probes; other values come from the existing --out file");
+  app.add_flag("--quick", options.quick, "At most a minute: fewer sizes and repeats, smaller buffers");
+  app.add_flag("--overwrite", options.overwrite, "Replace an existing --out file");
+}
+
+ProbeContext context_of(const Options& options, const MachineIdentity& machine) {
+  const ModelSpec model = options.model.empty() ? default_model() : load_model_spec(options.model);
+  ProbeContext context = make_context(machine, model, options.quick);
+  make_backend(options.backend, 1, 0);  // refuses a backend that this build or machine does not have
+  context.backend = options.backend;
+  context.ranks = options.ranks;
+  if (!options.device_memory.empty()) {
+    context.device_memory_bytes = parse_bytes(options.device_memory, "--device-memory");
+    if (context.device_memory_bytes == 0) fail("--device-memory: must be more than zero bytes.");
+  }
+  context.stop = &stop_requested;
+  return context;
+}
+
+void check_out(const Options& options) {
+  const fs::path out = options.out;
+  const fs::path folder = fs::absolute(out).parent_path();
+  if (!fs::is_directory(folder)) {
+    failf("--out {}: the folder {} does not exist; create it first.", options.out, folder.string());
+  }
+  if (fs::is_directory(out)) failf("--out {}: is a folder; name a file.", options.out);
+  if (::access(folder.c_str(), W_OK) != 0) {
+    failf("--out {}: the folder {} is not writable; choose another.", options.out, folder.string());
+  }
+  if (options.only.empty() && fs::exists(out) && !options.overwrite) {
+    failf("--out {}: exists already; name another file, or add --overwrite to replace it.", options.out);
+  }
+}
+
+// What the profile starts from: an empty one, or with --only the existing file.
+HardwareSpec starting_spec(const Options& options, const MachineIdentity& machine) {
+  if (options.only.empty()) {
+    HardwareSpec spec;
+    spec.name = fmt::format("{}, {} cores", machine.processor, machine.cores);
+    spec.measured = true;
+    spec.gpus = options.ranks;
+    spec.device.name = fmt::format("{} rank", options.backend);
+    spec.device.backend = options.backend;
+    return spec;
+  }
+  if (!fs::exists(options.out)) {
+    failf("--out {}: does not exist. With --only the values that are not measured come from it: run all probes first.",
+          options.out);
+  }
+  HardwareSpec spec = load_hardware_spec(options.out);
+  if (spec.device.backend != options.backend || spec.gpus != options.ranks) {
+    failf("--out {}: was measured for {} ranks on the {} backend, not for {} on {}; run all probes with --overwrite.",
+          options.out, spec.gpus, spec.device.backend, options.ranks, options.backend);
+  }
+  return spec;
+}
+
+void list_probes(std::span<const std::unique_ptr<Probe>> probes, const ProbeContext& context) {
+  for (const auto& probe : probes) {
+    fmt::print("{}\n    {}\n", probe->key(), probe->method());
+    if (const auto reason = probe->waived(context)) fmt::print("    waived here: {}\n", *reason);
+  }
+}
+
+void show(size_t index, size_t count, const Probe& probe, const ProbeOutcome* outcome) {
+  if (outcome == nullptr) {
+    fmt::print("[{:2}/{}] {:<26} ", index + 1, count, probe.key());
+    std::fflush(stdout);
+    return;
+  }
+  if (outcome->waived) {
+    fmt::print("waived: {}\n", *outcome->waived);
+    return;
+  }
+  std::string values;
+  for (const Finding& finding : outcome->findings) {
+    values += fmt::format("{}{} {}", values.empty() ? "" : ", ", finding.field, finding.text);
+    if (!finding.spread.empty()) values += fmt::format(" ({})", finding.spread.substr(0, finding.spread.find(',')));
+  }
+  fmt::print("{}  [{:.1f} s]\n", values, outcome->seconds);
+  for (const Finding& finding : outcome->findings) {
+    if (!finding.note.empty()) fmt::print("        note: {}\n", finding.note);
+  }
+  const auto unsteady = std::count_if(outcome->measurements.begin(), outcome->measurements.end(),
+                                      [](const Measurement& m) { return !m.steady; });
+  if (unsteady > 0) {
+    fmt::print("        note: {} of {} medians were not steady within 2 % when the time was up\n", unsteady,
+               outcome->measurements.size());
+  }
+  std::fflush(stdout);
+}
+
+int body(int argc, char** argv) {
+  Options options;
+  CLI::App app{
+      "Measures this machine with the code that training runs: copies, collectives, host memory, the CPU optimizer, "
+      "compute kernels. Writes a hardware profile for slidedp-plan."};
+  add_options(app, options);
+  try {
+    app.parse(argc, argv);
+    if (!options.list && (options.out.empty() || options.db.empty())) {
+      throw CLI::ValidationError("--out and --db are required (or --list)");
+    }
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? static_cast<int>(ExitCode::ok) : static_cast<int>(ExitCode::usage);
+  }
+  const MachineIdentity machine = identify_machine();
+  const ProbeContext context = context_of(options, machine);
+  const auto probes = all_probes();
+  if (options.list) {
+    list_probes(probes, context);
+    return static_cast<int>(ExitCode::ok);
+  }
+  const std::vector<const Probe*> chosen = choose_probes(probes, options.only);
+  check_out(options);
+  check_profile_store(options.db);
+  const HardwareSpec start = starting_spec(options, machine);
+  install_sigint();
+  fmt::print("{} x {} ranks, {}, kernels at the shapes of {}: {} probes, at most {}\n", options.backend, options.ranks,
+             start.name, context.model.name, chosen.size(), options.quick ? "1 minute" : "3 minutes");
+  const ProfileRun run = run_profile(chosen, context, machine, start, show);
+  context.harness(1).check_stop();
+  if (run.other_threads > 0) {
+    fmt::print("note: other programs kept {:.0f} threads running at the start; measure again on an idle machine\n",
+               run.other_threads);
+  }
+  const int64_t id = save_profile(run, options.db);
+  write_profile(run, options.out);
+  fmt::print("{} written, raw samples in {} (profile {}); {:.1f} s in all\n", options.out, options.db, id, run.seconds);
+  return static_cast<int>(ExitCode::ok);
+}
+
+}  // namespace
+}  // namespace slidedp
+
+int main(int argc, char** argv) { return slidedp::run_program("slidedp-profile", slidedp::body, argc, argv); }

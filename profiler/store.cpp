@@ -1,0 +1,194 @@
+#include "profiler/store.h"
+
+#include <SQLiteCpp/SQLiteCpp.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "model/base/format.h"
+
+namespace slidedp {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kBusyTimeoutMs = 5000;
+
+constexpr const char* kSchema = R"sql(
+CREATE TABLE machine (
+  id INTEGER PRIMARY KEY, host TEXT NOT NULL, processor TEXT NOT NULL, kernel TEXT NOT NULL, cores INTEGER NOT NULL,
+  memory_bytes INTEGER NOT NULL, last_level_cache_bytes INTEGER NOT NULL,
+  UNIQUE (host, processor, kernel, cores, memory_bytes, last_level_cache_bytes));
+CREATE TABLE profile (
+  id INTEGER PRIMARY KEY, machine_id INTEGER NOT NULL REFERENCES machine(id), started_at INTEGER NOT NULL,
+  seconds REAL NOT NULL, backend TEXT NOT NULL, ranks INTEGER NOT NULL, model TEXT NOT NULL, quick INTEGER NOT NULL);
+CREATE TABLE probe (
+  profile_id INTEGER NOT NULL REFERENCES profile(id), key TEXT NOT NULL, method TEXT NOT NULL, waived TEXT,
+  seconds REAL NOT NULL, PRIMARY KEY (profile_id, key));
+CREATE TABLE samples (
+  profile_id INTEGER NOT NULL REFERENCES profile(id), machine_id INTEGER NOT NULL REFERENCES machine(id),
+  probe TEXT NOT NULL, parameters TEXT NOT NULL, value_name TEXT NOT NULL, value REAL NOT NULL, unit TEXT NOT NULL,
+  repeat_index INTEGER NOT NULL, taken_at INTEGER NOT NULL);
+CREATE INDEX samples_by_probe ON samples (profile_id, probe);
+)sql";
+
+[[noreturn]] void fail_sql(const fs::path& file, const SQLite::Exception& error) {
+  failf("{}: the profile database cannot be used: {}. Choose another file for --db.", file.string(), error.what());
+}
+
+// Throws for a version that this program does not write; false for a database without tables.
+bool has_schema(SQLite::Database& database, const fs::path& file) {
+  const int version = database.execAndGet("PRAGMA user_version").getInt();
+  const int tables = database.execAndGet("SELECT count(*) FROM sqlite_master").getInt();
+  if (tables == 0) return false;
+  if (version != kProfileStoreVersion || !database.tableExists("samples")) {
+    failf("{}: is not a profile database of version {} (its version is {}); choose another file for --db.",
+          file.string(), kProfileStoreVersion, version);
+  }
+  return true;
+}
+
+int64_t machine_id(SQLite::Database& database, const MachineIdentity& machine) {
+  const auto bind = [&](SQLite::Statement& statement) {
+    statement.bind(1, machine.host);
+    statement.bind(2, machine.processor);
+    statement.bind(3, machine.kernel);
+    statement.bind(4, machine.cores);
+    statement.bind(5, machine.memory_bytes);
+    statement.bind(6, machine.last_level_cache);
+  };
+  SQLite::Statement insert(database,
+                           "INSERT OR IGNORE INTO machine (host, processor, kernel, cores, memory_bytes, "
+                           "last_level_cache_bytes) VALUES (?, ?, ?, ?, ?, ?)");
+  bind(insert);
+  insert.exec();
+  SQLite::Statement select(database,
+                           "SELECT id FROM machine WHERE host = ? AND processor = ? AND kernel = ? AND cores = ? AND "
+                           "memory_bytes = ? AND last_level_cache_bytes = ?");
+  bind(select);
+  select.executeStep();
+  return select.getColumn(0).getInt64();
+}
+
+int64_t insert_profile(SQLite::Database& database, const ProfileRun& run, int64_t machine) {
+  SQLite::Statement insert(database,
+                           "INSERT INTO profile (machine_id, started_at, seconds, backend, ranks, model, quick) VALUES "
+                           "(?, ?, ?, ?, ?, ?, ?)");
+  insert.bind(1, machine);
+  insert.bind(2, run.started_unix_s);
+  insert.bind(3, run.seconds);
+  insert.bind(4, run.backend);
+  insert.bind(5, run.ranks);
+  insert.bind(6, run.model);
+  insert.bind(7, run.quick ? 1 : 0);
+  insert.exec();
+  return database.getLastInsertRowid();
+}
+
+void insert_probe(SQLite::Database& database, int64_t profile, const ProbeOutcome& outcome) {
+  SQLite::Statement insert(database,
+                           "INSERT INTO probe (profile_id, key, method, waived, seconds) VALUES (?, ?, ?, ?, ?)");
+  insert.bind(1, profile);
+  insert.bind(2, outcome.key);
+  insert.bind(3, outcome.method);
+  if (outcome.waived)
+    insert.bind(4, *outcome.waived);
+  else
+    insert.bind(4);
+  insert.bind(5, outcome.seconds);
+  insert.exec();
+}
+
+void insert_samples(SQLite::Database& database, int64_t profile, int64_t machine, const ProbeOutcome& outcome) {
+  SQLite::Statement insert(database,
+                           "INSERT INTO samples (profile_id, machine_id, probe, parameters, value_name, value, unit, "
+                           "repeat_index, taken_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)");
+  insert.bind(1, profile);
+  insert.bind(2, machine);
+  insert.bind(3, outcome.key);
+  insert.bind(9, outcome.finished_unix_s);
+  for (const Measurement& measurement : outcome.measurements) {
+    insert.bind(4, nlohmann::json(measurement.parameters).dump());
+    insert.bind(5, measurement.value_name);
+    insert.bind(7, measurement.unit);
+    for (size_t i = 0; i < measurement.repeats.size(); ++i) {
+      insert.bind(6, measurement.repeats[i]);
+      insert.bind(8, static_cast<int>(i));
+      insert.exec();
+      insert.reset();  // keeps the bindings
+    }
+  }
+}
+
+}  // namespace
+
+void check_profile_store(const fs::path& file) {
+  const fs::path folder = fs::absolute(file).parent_path();
+  if (!fs::is_directory(folder)) {
+    failf("--db {}: the folder {} does not exist; create it first.", file.string(), folder.string());
+  }
+  if (fs::is_directory(file)) failf("--db {}: is a folder; name a file.", file.string());
+  if (!fs::exists(file)) {
+    if (::access(folder.c_str(), W_OK) != 0) {
+      failf("--db {}: the folder {} is not writable; choose another.", file.string(), folder.string());
+    }
+    return;
+  }
+  try {
+    SQLite::Database database(file.string(), SQLite::OPEN_READWRITE, kBusyTimeoutMs);
+    has_schema(database, file);
+  } catch (const SQLite::Exception& error) {
+    fail_sql(file, error);
+  }
+}
+
+int64_t save_profile(const ProfileRun& run, const fs::path& file) {
+  try {
+    SQLite::Database database(file.string(), SQLite::OPEN_READWRITE | SQLite::OPEN_CREATE, kBusyTimeoutMs);
+    SQLite::Transaction transaction(database, SQLite::TransactionBehavior::IMMEDIATE);
+    if (!has_schema(database, file)) {
+      database.exec(kSchema);
+      database.exec(fmt::format("PRAGMA user_version = {}", kProfileStoreVersion));
+    }
+    const int64_t machine = machine_id(database, run.machine);
+    const int64_t profile = insert_profile(database, run, machine);
+    for (const ProbeOutcome& outcome : run.outcomes) {
+      insert_probe(database, profile, outcome);
+      insert_samples(database, profile, machine, outcome);
+    }
+    transaction.commit();
+    return profile;
+  } catch (const SQLite::Exception& error) {
+    fail_sql(file, error);
+  }
+}
+
+std::vector<StoredSample> load_samples(const fs::path& file, int64_t profile) {
+  try {
+    SQLite::Database database(file.string(), SQLite::OPEN_READONLY, kBusyTimeoutMs);
+    if (!has_schema(database, file)) failf("{}: is empty; there are no samples in it.", file.string());
+    SQLite::Statement select(database,
+                             "SELECT probe, parameters, value_name, value, unit, repeat_index FROM samples WHERE "
+                             "profile_id = ? ORDER BY rowid");
+    select.bind(1, profile);
+    std::vector<StoredSample> samples;
+    while (select.executeStep()) {
+      StoredSample sample;
+      sample.profile = profile;
+      sample.probe = select.getColumn(0).getString();
+      sample.parameters = nlohmann::json::parse(select.getColumn(1).getString()).get<std::map<std::string, double>>();
+      sample.value_name = select.getColumn(2).getString();
+      sample.value = select.getColumn(3).getDouble();
+      sample.unit = select.getColumn(4).getString();
+      sample.repeat = select.getColumn(5).getInt();
+      samples.push_back(std::move(sample));
+    }
+    return samples;
+  } catch (const SQLite::Exception& error) {
+    fail_sql(file, error);
+  } catch (const nlohmann::json::exception& error) {
+    failf("{}: a sample's parameters are not a JSON object of numbers: {}.", file.string(), error.what());
+  }
+}
+
+}  // namespace slidedp

@@ -1,0 +1,245 @@
+#include "profiler/profile.h"
+
+#include <SQLiteCpp/SQLiteCpp.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <set>
+
+#include "model/base/error.h"
+#include "profiler/registry.h"
+#include "profiler/store.h"
+
+namespace slidedp {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string pattern = (fs::temp_directory_path() / "slidedp_profile_XXXXXX").string();
+    path_ = mkdtemp(pattern.data());
+  }
+  ~TemporaryFolder() { fs::remove_all(path_); }
+  fs::path operator/(const std::string& name) const { return path_ / name; }
+
+ private:
+  fs::path path_;
+};
+
+std::string message_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+// Sets the host's core count to `cores`, or is waived.
+class FakeProbe final : public Probe {
+ public:
+  FakeProbe(std::string key, int cores, std::optional<std::string> waived = std::nullopt)
+      : key_(std::move(key)), cores_(cores), waived_(std::move(waived)) {}
+  std::string key() const override { return key_; }
+  std::string method() const override { return "counts to " + std::to_string(cores_); }
+  std::optional<std::string> waived(const ProbeContext&) const override { return waived_; }
+  std::vector<Measurement> run(const ProbeContext&) const override {
+    ++runs;
+    return {{"cores", "1", {{"bytes", 1024}, {"ranks", 2}}, {double(cores_), cores_ + 0.25, cores_ - 0.1}, true}};
+  }
+  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
+                            HardwareSpec& spec) const override {
+    spec.host.cores = static_cast<int>(median(measured.front().repeats));
+    return {finding("host.cores", spec.host.cores, "", 0.125)};
+  }
+  mutable int runs = 0;
+
+ private:
+  std::string key_;
+  int cores_;
+  std::optional<std::string> waived_;
+};
+
+HardwareSpec complete_spec() {
+  HardwareSpec spec;
+  spec.name = "a test's machine: \"quoted\"";
+  spec.measured = true;
+  spec.gpus = 2;
+  spec.device = {"cpu rank", "cpu", int64_t{1} << 30, 0};
+  spec.pcie = {{1e-6, 10}, {2e-6, 9}, 12, 15, 14};
+  spec.collectives = {{1e-6, 3}, {1e-6, 4}, {1e-6, 5}};
+  spec.kernels = {{50, 0.1}, {51, 0.1}, {52, 0.2}, {1, 0}, 7, 1e-6};
+  spec.host = {1, int64_t{1} << 34, 20, 18, 1e9, 2e9, 10};
+  return spec;
+}
+
+MachineIdentity machine() { return {"node", "a processor", "Linux 6", 2, int64_t{1} << 34, 1 << 20}; }
+
+ProbeContext context() {
+  ProbeContext context = make_context(machine(), default_model(), true);
+  context.ranks = 2;
+  return context;
+}
+
+const Progress kQuiet = [](size_t, size_t, const Probe&, const ProbeOutcome*) {};
+
+TEST(Registry, KeysAndMethodsAreUniqueAndSaid) {
+  std::set<std::string> keys, methods;
+  for (const auto& probe : all_probes()) {
+    EXPECT_TRUE(keys.insert(probe->key()).second) << probe->key();
+    EXPECT_TRUE(methods.insert(probe->method()).second) << probe->key();
+    EXPECT_GT(probe->method().size(), 20u) << probe->key();
+    EXPECT_EQ(probe->key().find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789._"), std::string::npos)
+        << probe->key() << ": keys are stable words for the database and the command line";
+  }
+  EXPECT_THAT(keys, testing::IsSupersetOf({"copy.h2d", "copy.d2h", "host.adam", "kernel.layer", "kernel.head"}));
+}
+
+TEST(Registry, KernelsAreWaivedWhenMemoryIsShort) {
+  ProbeContext small = context();
+  small.available_bytes = 10 << 20;
+  small.rolling_bytes = 1 << 20;
+  int waived = 0;
+  for (const auto& probe : all_probes()) {
+    const auto reason = probe->waived(small);
+    if (!reason) continue;
+    ++waived;
+    EXPECT_THAT(*reason, HasSubstr("iB")) << probe->key() << ": the reason has the numbers";
+  }
+  EXPECT_GE(waived, 3);
+}
+
+TEST(Profile, DefaultModelIsTheInstalledConfig) {
+  const ModelSpec installed = load_model_spec(fs::path(SLIDEDP_SOURCE_DIR) / "configs/model/SmolLM2-135M.json");
+  EXPECT_EQ(default_model().fingerprint(), installed.fingerprint());
+}
+
+TEST(Profile, ChoosesByKeyInRegistryOrder) {
+  const auto probes = all_probes();
+  const std::vector<std::string> wanted{"kernel.head", "host.dram"};
+  const auto chosen = choose_probes(probes, wanted);
+  ASSERT_EQ(chosen.size(), 2u);
+  EXPECT_EQ(chosen[0]->key(), "host.dram");
+  EXPECT_EQ(chosen[1]->key(), "kernel.head");
+  EXPECT_EQ(choose_probes(probes, {}).size(), probes.size());
+  const std::vector<std::string> wrong{"host.dram", "host.damr"};
+  const std::string message = message_of([&] { choose_probes(probes, wrong); });
+  EXPECT_THAT(message, HasSubstr("\"host.damr\""));
+  EXPECT_THAT(message, HasSubstr("kernel.embedding"));
+}
+
+TEST(Profile, WaivedProbesAreReportedAndNotRun) {
+  const FakeProbe measured("fake.one", 7), waived("fake.two", 9, "this machine has no such thing");
+  const std::vector<const Probe*> probes{&measured, &waived};
+  std::vector<std::string> log;
+  const ProfileRun run = run_profile(probes, context(), machine(), complete_spec(),
+                                     [&](size_t index, size_t count, const Probe& probe, const ProbeOutcome* outcome) {
+                                       log.push_back(std::to_string(index) + "/" + std::to_string(count) + " " +
+                                                     probe.key() + (outcome ? " done" : " starts"));
+                                     });
+  EXPECT_EQ(waived.runs, 0);
+  EXPECT_THAT(log, testing::ElementsAre("0/2 fake.one starts", "0/2 fake.one done", "1/2 fake.two starts",
+                                        "1/2 fake.two done"));
+  EXPECT_EQ(run.spec.host.cores, 7);
+  ASSERT_EQ(run.outcomes.size(), 2u);
+  EXPECT_FALSE(run.outcomes[0].waived);
+  EXPECT_EQ(run.outcomes[1].waived, "this machine has no such thing");
+  EXPECT_THAT(profile_text(run), HasSubstr("fake.two: waived: this machine has no such thing"));
+  EXPECT_THAT(profile_text(run), HasSubstr("host.cores = 7  +- 12.5 %"));
+}
+
+TEST(Profile, FileLoadsStrictlyAndHasEveryValue) {
+  const TemporaryFolder folder;
+  const FakeProbe probe("fake.one", 7);
+  const std::vector<const Probe*> probes{&probe};
+  const ProfileRun run = run_profile(probes, context(), machine(), complete_spec(), kQuiet);
+  write_profile(run, folder / "hw.yaml");
+  HardwareSpec expected = complete_spec();
+  expected.host.cores = 7;
+  EXPECT_EQ(load_hardware_spec(folder / "hw.yaml"), expected);
+  EXPECT_FALSE(fs::exists(folder / "hw.yaml.partial"));
+}
+
+TEST(Profile, MissingValuesAreNotWritten) {
+  const TemporaryFolder folder;
+  const FakeProbe probe("fake.one", 7), waived("fake.two", 9, "no memory");
+  const std::vector<const Probe*> probes{&probe, &waived};
+  HardwareSpec incomplete = complete_spec();
+  incomplete.kernels.head = {};
+  const ProfileRun run = run_profile(probes, context(), machine(), incomplete, kQuiet);
+  const std::string message = message_of([&] { write_profile(run, folder / "hw.yaml"); });
+  EXPECT_THAT(message, HasSubstr("not complete"));
+  EXPECT_THAT(message, HasSubstr("fake.two: no memory"));
+  EXPECT_FALSE(fs::exists(folder / "hw.yaml"));
+  EXPECT_FALSE(fs::exists(folder / "hw.yaml.partial"));
+}
+
+TEST(Profile, FailedWriteKeepsTheOldFile) {
+  const TemporaryFolder folder;
+  const FakeProbe probe("fake.one", 7);
+  const std::vector<const Probe*> probes{&probe};
+  const ProfileRun run = run_profile(probes, context(), machine(), complete_spec(), kQuiet);
+  EXPECT_THAT(message_of([&] { write_profile(run, folder / "none/hw.yaml"); }), HasSubstr("none/hw.yaml"));
+  // The partial file cannot be created where a folder has its name.
+  write_profile(run, folder / "hw.yaml");
+  fs::create_directory(folder / "hw.yaml.partial");
+  EXPECT_THAT(message_of([&] { write_profile(run, folder / "hw.yaml"); }), HasSubstr("cannot be created"));
+  EXPECT_EQ(load_hardware_spec(folder / "hw.yaml").host.cores, 7);
+}
+
+TEST(Store, SamplesComeBackAsTheyWere) {
+  const TemporaryFolder folder;
+  const fs::path file = folder / "p.db";
+  const FakeProbe probe("fake.one", 7), waived("fake.two", 9, "no memory");
+  const std::vector<const Probe*> probes{&probe, &waived};
+  const ProfileRun run = run_profile(probes, context(), machine(), complete_spec(), kQuiet);
+  check_profile_store(file);
+  EXPECT_FALSE(fs::exists(file)) << "checking creates nothing";
+  const int64_t first = save_profile(run, file), second = save_profile(run, file);
+  EXPECT_NE(first, second);
+  check_profile_store(file);
+  for (int64_t id : {first, second}) {
+    const std::vector<StoredSample> samples = load_samples(file, id);
+    ASSERT_EQ(samples.size(), 3u);
+    const std::vector<double>& taken = run.outcomes.front().measurements.front().repeats;
+    for (size_t i = 0; i < samples.size(); ++i) {
+      EXPECT_EQ(samples[i].profile, id);
+      EXPECT_EQ(samples[i].probe, "fake.one");
+      EXPECT_EQ(samples[i].parameters, (std::map<std::string, double>{{"bytes", 1024}, {"ranks", 2}}));
+      EXPECT_EQ(samples[i].value_name, "cores");
+      EXPECT_EQ(samples[i].unit, "1");
+      EXPECT_EQ(samples[i].value, taken[i]);
+      EXPECT_EQ(samples[i].repeat, static_cast<int>(i));
+    }
+  }
+  SQLite::Database database(file.string());
+  EXPECT_EQ(database.execAndGet("SELECT count(*) FROM machine").getInt(), 1) << "one machine, two profiles";
+  EXPECT_EQ(database.execAndGet("SELECT waived FROM probe WHERE key = 'fake.two' LIMIT 1").getString(), "no memory");
+  EXPECT_EQ(database.execAndGet("PRAGMA user_version").getInt(), kProfileStoreVersion);
+  EXPECT_EQ(database.execAndGet("SELECT sum(json_extract(parameters, '$.bytes')) FROM samples").getInt(), 6 * 1024);
+}
+
+TEST(Store, RefusesWhatIsNotItsDatabase) {
+  const TemporaryFolder folder;
+  EXPECT_THAT(message_of([&] { check_profile_store(folder / "none/p.db"); }), HasSubstr("does not exist"));
+  std::ofstream(folder / "text.db") << "this is no database, however long the text may be, and it is quite long";
+  EXPECT_THAT(message_of([&] { check_profile_store(folder / "text.db"); }), HasSubstr("text.db"));
+  {
+    SQLite::Database database((folder / "other.db").string(), SQLite::OPEN_READWRITE | SQLite::OPEN_CREATE);
+    database.exec("CREATE TABLE mine (x)");
+  }
+  EXPECT_THAT(message_of([&] { check_profile_store(folder / "other.db"); }), HasSubstr("not a profile database"));
+  {
+    SQLite::Database database((folder / "newer.db").string(), SQLite::OPEN_READWRITE | SQLite::OPEN_CREATE);
+    database.exec("CREATE TABLE samples (x); PRAGMA user_version = 99");
+  }
+  EXPECT_THAT(message_of([&] { check_profile_store(folder / "newer.db"); }), HasSubstr("its version is 99"));
+}
+
+}  // namespace
+}  // namespace slidedp
