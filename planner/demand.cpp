@@ -1,0 +1,131 @@
+// What to say when nothing fits: the binding budget, the smallest demand, and changes that were checked to fit.
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "model/base/format.h"
+#include "planner/trial.h"
+
+namespace slidedp {
+namespace {
+
+constexpr int64_t kMiB = 1 << 20;
+
+struct Demand {
+  Plan plan;
+  int64_t device_bytes = 0, host_bytes = 0;
+};
+
+// The smallest plan of every combination: all layers recompute (or what is pinned) and the smallest head chunk. Device
+// memory never falls with fewer recomputing layers, a larger chunk or more slots, so only the smallest are looked at.
+std::vector<Demand> smallest_demands(const SearchProblem& problem) {
+  std::vector<Demand> demands;
+  for (const Combination& combination : combinations(problem)) {
+    const bool smallest = combination.chunk_elements ==
+                              problem.pins.chunk_elements.value_or(chunk_ladder(problem, combination.ranks).front()) &&
+                          combination.layer_slots == problem.pins.layer_slots.value_or(2);
+    if (!smallest) continue;
+    Demand demand{complete(problem, combination, most_recompute(problem), head_chunks(problem, combination).back())};
+    const MemoryTable table = plan_memory(problem, demand.plan);
+    demand.device_bytes = table.device_bytes();
+    demand.host_bytes = table.host_bytes();
+    demands.push_back(std::move(demand));
+  }
+  return demands;
+}
+
+// The budgets that would do: host memory is raised to the smallest host demand at most, then GPU memory to the smallest
+// demand of the plans that this host memory holds.
+Demand needed(const std::vector<Demand>& demands, const Budgets& budgets) {
+  int64_t host = std::numeric_limits<int64_t>::max();
+  for (const Demand& demand : demands) host = std::min(host, demand.host_bytes);
+  host = std::max(host, budgets.host_bytes);
+  const Demand* best = nullptr;
+  for (const Demand& demand : demands) {
+    if (demand.host_bytes > host) continue;
+    if (best == nullptr || demand.device_bytes < best->device_bytes) best = &demand;
+  }
+  return *best;
+}
+
+bool any_fits(const SearchProblem& problem, const Budgets& budgets) {
+  const std::vector<Demand> demands = smallest_demands(problem);
+  return std::any_of(demands.begin(), demands.end(),
+                     [&](const Demand& demand) { return fits(demand.device_bytes, demand.host_bytes, budgets); });
+}
+
+bool fits_with(const SearchProblem& problem, const TrainSpec& train, const Pins& pins, const Budgets& budgets) {
+  try {
+    return any_fits(SearchProblem(problem.model, train, problem.hardware, pins), budgets);
+  } catch (const Error&) {
+    return false;  // the change contradicts a pin: not a way out
+  }
+}
+
+// The largest of value/2, value/4, ... with which a plan fits.
+std::optional<int64_t> largest_that_fits(const SearchProblem& problem, const Pins& pins, const Budgets& budgets,
+                                         int64_t TrainSpec::*field) {
+  TrainSpec train = problem.train;
+  while (train.*field > 1) {
+    train.*field /= 2;
+    if (fits_with(problem, train, pins, budgets)) return train.*field;
+  }
+  return std::nullopt;
+}
+
+// Changes that would fit without more memory, each checked; the cheapest first.
+std::vector<std::string> ways_out(const SearchProblem& problem, const Budgets& budgets, const Pins& pins) {
+  std::vector<std::string> ways;
+  for (const auto& [field, value] : pins) {
+    Pins others = pins;
+    others.erase(field);
+    if (fits_with(problem, problem.train, others, budgets))
+      ways.push_back(fmt::format("drop --pin {}={}", field, value));
+  }
+  if (problem.train.max_grad_norm > 0) {
+    TrainSpec unclipped = problem.train;
+    unclipped.max_grad_norm = 0;
+    if (fits_with(problem, unclipped, pins, budgets)) {
+      ways.push_back("train without clipping (--set train.max_grad_norm=0), which holds fewer gradients at once");
+    }
+  }
+  if (const auto rows = largest_that_fits(problem, pins, budgets, &TrainSpec::batch_rows)) {
+    ways.push_back(fmt::format("lower the batch (--set train.batch_rows={} fits)", *rows));
+  }
+  if (const auto seq = largest_that_fits(problem, pins, budgets, &TrainSpec::seq)) {
+    ways.push_back(fmt::format("shorten the rows (--set train.seq={} fits)", *seq));
+  }
+  return ways;
+}
+
+std::string describe(const Plan& plan) {
+  const auto recompute = std::count(plan.activation.begin(), plan.activation.end(), ActivationPolicy::recompute);
+  return fmt::format("ranks {}, {} x {}, update {}, micro_batch_rows {}, recompute on {} of {} layers", plan.ranks,
+                     name(plan.delivery), name(plan.reduction), name(plan.update), plan.micro_batch_rows, recompute,
+                     plan.activation.size());
+}
+
+}  // namespace
+
+void fail_nothing_fits(const SearchProblem& problem, const Budgets& budgets, const Pins& pins) {
+  const Demand need = needed(smallest_demands(problem), budgets);
+  std::string there, least, flags;
+  const auto add = [&](const char* what, const char* flag, int64_t bytes, int64_t budget) {
+    if (bytes <= budget) return;
+    const std::string_view joint = flags.empty() ? "" : " and ";
+    there += fmt::format("{}{} of {}", joint, format_bytes(budget), what);
+    least += fmt::format("{}{}", joint, format_bytes(bytes));
+    flags += fmt::format("{}{} {}MiB", flags.empty() ? "" : " ", flag, ceil_div(bytes, kMiB));
+  };
+  add("GPU memory per rank", "--gpu-memory", need.device_bytes, budgets.device_bytes);
+  add("host memory", "--host-memory", need.host_bytes, budgets.host_bytes);
+  std::string ways;
+  for (const std::string& way : ways_out(problem, budgets, pins)) ways += "; or " + way;
+  throw Error(fmt::format("No plan fits {}: the smallest needs {} ({}). Raise the budget ({}){}.", there, least,
+                          describe(need.plan), flags, ways),
+              ExitCode::nothing_fits);
+}
+
+}  // namespace slidedp

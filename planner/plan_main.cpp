@@ -1,0 +1,144 @@
+// slidedp-plan: picks a plan for a model, a machine and a training spec.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "model/base/format.h"
+#include "model/spec/overrides.h"
+#include "model/timeline/timeline.h"
+#include "planner/pins.h"
+#include "planner/report.h"
+#include "planner/search.h"
+
+namespace slidedp {
+namespace {
+
+struct Arguments {
+  std::string model, hardware, train, out, device_memory, host_memory, trace;
+  std::vector<std::string> sets, pins;
+  bool json = false;
+  int top = 10;
+};
+
+void declare(CLI::App& app, Arguments& arguments) {
+  app.add_option("--model", arguments.model, "Hugging Face directory or config.json")->required();
+  app.add_option("--hardware", arguments.hardware, "Hardware profile, YAML (slidedp-profile writes one)")->required();
+  app.add_option("--train", arguments.train, "Training spec, YAML")->required();
+  app.add_option("--out", arguments.out, "Plan to write, YAML")->required();
+  app.add_option("--gpu-memory", arguments.device_memory, "Budget per GPU, such as 22GiB (default: the profile's)");
+  app.add_option("--host-memory", arguments.host_memory, "Budget of the host, such as 100GiB (default: the profile's)");
+  app.add_option("--set", arguments.sets, "key=value: change the hardware profile, or with train. the training spec")
+      ->allow_extra_args(false);
+  app.add_option("--pin", arguments.pins, "field=value: fix a field of the plan")->allow_extra_args(false);
+  app.add_flag("--json", arguments.json, "Print one JSON object instead of tables");
+  app.add_option("--trace", arguments.trace, "Write the predicted timeline of the best plan, Perfetto JSON");
+  app.add_option("--top", arguments.top, "Candidates to print")->check(CLI::Range(1, 100));
+}
+
+// A file that appears whole or not at all: written beside its place, moved there by commit(), else removed.
+class AtomicFile {
+ public:
+  AtomicFile(std::filesystem::path file, const std::string& text) : file_(std::move(file)), temporary_(file_) {
+    temporary_ += fmt::format(".{}.tmp", getpid());
+    std::ofstream stream(temporary_, std::ios::binary | std::ios::trunc);
+    stream << text;
+    stream.close();
+    if (!stream) give_up();
+  }
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+  ~AtomicFile() {
+    std::error_code ignored;
+    std::filesystem::remove(temporary_, ignored);
+  }
+  void commit() {
+    std::error_code error;
+    std::filesystem::rename(temporary_, file_, error);
+    if (error) give_up();
+  }
+
+ private:
+  [[noreturn]] void give_up() {
+    std::error_code ignored;
+    std::filesystem::remove(temporary_, ignored);
+    failf(
+        "{}: cannot write the plan; check that the folder exists, is writable and has space, and that this name is "
+        "not a folder.",
+        file_.string());
+  }
+
+  std::filesystem::path file_, temporary_;
+};
+
+// The budgets given take the place of the profile's memory sizes, also in the plan file: what runs the plan enforces
+// them.
+Budgets budgets(const Arguments& arguments, HardwareSpec& hardware) {
+  int64_t& device = hardware.device.memory_bytes;
+  int64_t& host = hardware.host.memory_bytes;
+  if (!arguments.device_memory.empty()) device = parse_bytes(arguments.device_memory, "--gpu-memory");
+  if (!arguments.host_memory.empty()) host = parse_bytes(arguments.host_memory, "--host-memory");
+  return {device, host};
+}
+
+PlanForecast forecast(const SearchResult& result, const TrainSpec& train) {
+  const Candidate& best = result.best.front();
+  return {
+      best.step, tokens_per_second(train, best.step), best.bottleneck, best.exposed, best.device_bytes, best.host_bytes,
+      result.why};
+}
+
+int make_plan(const Arguments& arguments) {
+  const ModelSpec model = load_model_spec(arguments.model);
+  HardwareSpec hardware = load_hardware_spec(arguments.hardware);
+  TrainSpec train = load_train_spec(arguments.train);
+  for (const std::string& assignment : arguments.sets) apply_set(assignment, hardware, train);
+  Pins pins;
+  for (const std::string& assignment : arguments.pins) add_pin(assignment, pins);
+
+  const Budgets limits = budgets(arguments, hardware);
+  SearchOptions options;
+  options.keep = std::max(options.keep, arguments.top);
+  const SearchResult result = search(model, train, hardware, limits, pins, options);
+  const Plan& plan = result.best.front().plan;
+  const StepGraph graph = build_step_graph(model, train, plan);
+  const MemoryTable memory = memory_table(graph, model, hardware);
+
+  AtomicFile plan_file(arguments.out, to_yaml(PlanFile{plan, train, hardware, forecast(result, train)}));
+  if (!arguments.trace.empty()) write_trace(graph, {simulate(graph, hardware).timeline}, arguments.trace);
+  plan_file.commit();
+  const Report report{model, train, hardware, limits, result, memory};
+  if (arguments.json) {
+    nlohmann::json object = render_json(report, arguments.top);
+    object["out"] = arguments.out;
+    fmt::print("{}\n", object.dump(2));
+  } else {
+    fmt::print("{}\nPlan written to {}\n", render_text(report, arguments.top), arguments.out);
+  }
+  return static_cast<int>(ExitCode::ok);
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Picks the plan with which a model trains fastest on a machine, inside its memory budgets.");
+  Arguments arguments;
+  declare(app, arguments);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    const bool help = error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success);
+    if (!help) throw Error(error.what(), ExitCode::usage);
+    return app.exit(error);
+  }
+  return make_plan(arguments);
+}
+
+}  // namespace
+}  // namespace slidedp
+
+int main(int argc, char** argv) { return slidedp::run_program("slidedp-plan", slidedp::run, argc, argv); }

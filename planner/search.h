@@ -1,0 +1,81 @@
+// Picks the plan: enumerates the space, prunes by memory and bound, ranks the rest by simulation.
+//
+// What is enumerated (a pin replaces a row's values by its own):
+//
+//   field                 values
+//   ranks                 divisors of train.batch_rows up to min(hardware.gpus, 4)
+//   delivery x reduction  {sharded, replicated} x {gpu, cpu}; one rank: replicated x cpu
+//   waves                 1
+//   micro_batch_rows      divisors of a rank's rows, thinned to steps of at least two; micro_batches follows
+//   chunk                 1, 4, 16, 64 MiB of bf16 below a layer's size (without those under 64 MiB that cut the model
+//                         into more than 2048 chunks), and a whole layer; if none is left: a quarter of a layer, a
+//                         layer
+//   activation            the first k layers recompute, the others keep; k solved per combination of the other fields
+//   update                deferred with train.max_grad_norm > 0; else eager, deferred
+//   wire                  bf16
+//   accumulator           fp32; bf16 too with one micro-batch and wire bf16
+//   head_chunk_tokens     4096, 1024, 256, at most a micro-batch: the largest that fits, for a given k
+//   layer_slots           2, 3
+//   gradient_slots        2          vocabulary_slots  1          wire_slots  2          landing_slots  0
+//   vocabulary_kept       false; true too with a tied head
+//   threads               cuda: update = cores - ranks - 1; cpu: update = cores - ranks, or cores; compute_per_rank = 1
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "model/graph/memory.h"
+#include "model/sim/simulator.h"
+#include "model/spec/hardware_spec.h"
+#include "model/spec/model_spec.h"
+#include "model/spec/plan.h"
+#include "model/spec/train_spec.h"
+
+namespace slidedp {
+
+struct Budgets {
+  int64_t device_bytes = 0;  // per rank
+  int64_t host_bytes = 0;
+};
+
+// Fields fixed by the user, by the plan's YAML names ("delivery" -> "sharded").
+using Pins = std::map<std::string, std::string>;
+
+struct Candidate {
+  Plan plan;
+  PredictedSeconds bound;
+  PredictedSeconds step;
+  PredictedSeconds exposed;
+  std::string bottleneck;
+  int64_t device_bytes = 0, host_bytes = 0;
+};
+
+struct SearchOptions {
+  // How many candidates to return. A plan is pruned when its bound is above the step time of the last of them.
+  int keep = 10;
+  // Up to this many tasks over all plans of the space, every plan is bounded or simulated. Beyond it a search in two
+  // stages: first one chunk size, slot count and thread split per route and batching, then all of them for the best
+  // few.
+  int64_t exhaustive_tasks = 2'000'000;
+};
+
+struct SearchResult {
+  // Sorted by step time (to the nanosecond), then fewer device bytes, then host bytes; never empty. Each is the best
+  // activation policy for its other fields.
+  std::vector<Candidate> best;
+  bool exhaustive = false;
+  // Plans: whose memory was looked at, that do not fit, with a bound above the best, simulated.
+  int64_t considered = 0, over_memory = 0, pruned_by_bound = 0, simulated = 0;
+  std::vector<std::string> why;  // one sentence per choice of best.front()
+};
+
+// Throws Error with ExitCode::nothing_fits that names the binding budget, the smallest demand found and the cheapest
+// change that would fit; ExitCode::failure for a pin that names no field or no legal value. Deterministic.
+SearchResult search(const ModelSpec&, const TrainSpec&, const HardwareSpec&, const Budgets&, const Pins&,
+                    const SearchOptions& options = {});
+
+// Every plan in the space that the pins leave, whether it fits or not. The tests' exhaustive reference uses it.
+std::vector<Plan> enumerate_plans(const ModelSpec&, const TrainSpec&, const HardwareSpec&, const Pins&);
+
+}  // namespace slidedp

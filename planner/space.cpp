@@ -1,0 +1,274 @@
+#include "planner/space.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "model/base/format.h"
+#include "model/graph/buffers.h"
+
+namespace slidedp {
+namespace {
+
+constexpr int kMaxRanks = 4;                // without a pin
+constexpr int64_t kMaxChunks = 2048;        // of a model, unless chunks are as large as kLargestStep
+constexpr int64_t kSmallestStep = 1 << 19;  // elements: 1 MiB of bf16
+constexpr int64_t kLargestStep = 1 << 25;   // elements: 64 MiB of bf16
+
+std::vector<int64_t> divisors(int64_t number) {
+  std::vector<int64_t> found;
+  for (int64_t divisor = 1; divisor * divisor <= number; ++divisor) {
+    if (number % divisor != 0) continue;
+    found.push_back(divisor);
+    if (divisor != number / divisor) found.push_back(number / divisor);
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+template <typename T>
+std::vector<T> pinned_or(const std::optional<T>& pin, std::vector<T> values) {
+  return pin ? std::vector<T>{*pin} : values;
+}
+
+std::vector<int> rank_counts(const SearchProblem& problem) {
+  if (problem.pins.ranks) {
+    const int ranks = *problem.pins.ranks;
+    if (ranks > problem.hardware.gpus) {
+      failf("Pin ranks={}: the hardware has {} GPUs (key gpus).", ranks, problem.hardware.gpus);
+    }
+    if (problem.train.batch_rows % ranks != 0) {
+      failf("Pin ranks={}: train.batch_rows = {} cannot be divided among them.", ranks, problem.train.batch_rows);
+    }
+    return {ranks};
+  }
+  std::vector<int> counts;
+  for (const int64_t divisor : divisors(problem.train.batch_rows)) {
+    if (divisor <= std::min(problem.hardware.gpus, kMaxRanks)) counts.push_back(static_cast<int>(divisor));
+  }
+  return counts;
+}
+
+struct Batching {
+  int64_t rows;
+  int micro_batches;
+};
+
+// How the rows of one rank and wave are cut. Rows are thinned to steps of at least two, since the difference between
+// neighbouring divisors is small.
+std::vector<Batching> batchings(const SearchProblem& problem, int ranks, int waves) {
+  const PinnedFields& pins = problem.pins;
+  const int64_t parts = static_cast<int64_t>(ranks) * waves;
+  if (problem.train.batch_rows % parts != 0) return {};
+  const int64_t rank_rows = problem.train.batch_rows / parts;
+  const std::vector<int64_t> all = divisors(rank_rows);
+  std::vector<Batching> kept;
+  for (auto rows = all.rbegin(); rows != all.rend(); ++rows) {
+    const int64_t micro_batches = rank_rows / *rows;
+    const bool pinned = pins.micro_batch_rows || pins.micro_batches;
+    if (pins.micro_batch_rows && *rows != *pins.micro_batch_rows) continue;
+    if (pins.micro_batches && micro_batches != *pins.micro_batches) continue;
+    if (!pinned && !kept.empty() && kept.back().rows < 2 * *rows && *rows != 1) continue;
+    kept.push_back({*rows, static_cast<int>(micro_batches)});
+  }
+  return kept;
+}
+
+struct Route {
+  Delivery delivery;
+  Reduction reduction;
+};
+
+// With one rank there is nothing to share: every route is replicated x cpu.
+std::vector<Route> routes(const SearchProblem& problem, int ranks) {
+  std::vector<Route> found;
+  for (const Delivery delivery : {Delivery::sharded, Delivery::replicated}) {
+    for (const Reduction reduction : {Reduction::gpu, Reduction::cpu}) {
+      if (ranks == 1 && (delivery != Delivery::replicated || reduction != Reduction::cpu)) continue;
+      if (problem.pins.delivery.value_or(delivery) != delivery) continue;
+      if (problem.pins.reduction.value_or(reduction) != reduction) continue;
+      found.push_back({delivery, reduction});
+    }
+  }
+  return found;
+}
+
+std::vector<UpdatePolicy> updates(const SearchProblem& problem) {
+  if (problem.train.max_grad_norm > 0) {
+    if (problem.pins.update.value_or(UpdatePolicy::deferred) == UpdatePolicy::eager) {
+      failf(
+          "Pin update=eager: train.max_grad_norm = {} needs the norm of all gradients before any update; pin "
+          "update=deferred, or set train.max_grad_norm=0.",
+          problem.train.max_grad_norm);
+    }
+    return {UpdatePolicy::deferred};
+  }
+  return pinned_or(problem.pins.update, {UpdatePolicy::eager, UpdatePolicy::deferred});
+}
+
+// One micro-batch has nothing to add up: its gradients are rounded to the wire type once, in the slot (which halves the
+// slot, but the head's matrix gradient then needs fp32 temporaries) or on the way out.
+std::vector<DType> accumulators(const SearchProblem& problem, int micro_batches) {
+  if (problem.pins.accumulator) return {*problem.pins.accumulator};
+  const bool single = micro_batches == 1 && problem.pins.wire.value_or(DType::bf16) == DType::bf16;
+  return single ? std::vector{DType::bf16, DType::fp32} : std::vector{DType::fp32};
+}
+
+// CUDA: each rank's launching thread and the program itself keep a core. CPU ranks compute on the cores that the
+// update workers share, so both ways of sharing are tried: workers on what the ranks leave, or one on every core for
+// the times when the ranks wait.
+std::vector<ThreadSplit> thread_splits(const SearchProblem& problem, int ranks) {
+  const int cores = problem.hardware.host.cores;
+  const bool cpu = problem.hardware.device.backend == "cpu";
+  const int compute = problem.pins.compute_threads.value_or(1);
+  const int free = cpu ? cores - ranks * compute : cores - ranks - 1;
+  std::vector<int> workers{std::max(1, free)};
+  if (cpu && cores > workers.front()) workers.push_back(cores);
+  std::vector<ThreadSplit> splits;
+  for (const int update : pinned_or(problem.pins.update_threads, workers)) splits.push_back({update, compute});
+  return splits;
+}
+
+// The fields whose value does not depend on others.
+Combination base_plan(const SearchProblem& problem) {
+  const PinnedFields& pins = problem.pins;
+  Combination plan;
+  plan.model = problem.model.fingerprint();
+  plan.backend = problem.hardware.device.backend;
+  plan.compute = plan.backend == "cpu" ? DType::fp32 : DType::bf16;
+  plan.seq = problem.train.seq;
+  plan.waves = pins.waves.value_or(1);
+  plan.wire = pins.wire.value_or(DType::bf16);
+  plan.gradient_slots = pins.gradient_slots.value_or(2);
+  plan.vocabulary_slots = pins.vocabulary_slots.value_or(1);
+  plan.wire_slots = pins.wire_slots.value_or(2);
+  plan.landing_slots = pins.landing_slots.value_or(0);
+  return plan;
+}
+
+// Adds the combinations of one number of ranks, route, batching and update policy.
+void add_variants(const SearchProblem& problem, const Combination& plan, std::vector<Combination>& all) {
+  const PinnedFields& pins = problem.pins;
+  std::vector<bool> kept_choices{false};
+  if (problem.layout.tied) kept_choices.push_back(true);
+  if (pins.vocabulary_kept) kept_choices = {*pins.vocabulary_kept};
+  std::vector<int> slot_choices{2};
+  if (problem.layout.layers > 2) slot_choices.push_back(3);
+  for (const int64_t chunk : pinned_or(pins.chunk_elements, chunk_ladder(problem, plan.ranks))) {
+    for (const int slots : pinned_or(pins.layer_slots, slot_choices)) {
+      for (const bool kept : kept_choices) {
+        for (const ThreadSplit& threads : thread_splits(problem, plan.ranks)) {
+          Combination& added = all.emplace_back(plan);
+          added.chunk_elements = chunk;
+          added.layer_slots = slots;
+          added.vocabulary_kept = kept;
+          added.threads = threads;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+SearchProblem::SearchProblem(const ModelSpec& model_spec, const TrainSpec& train_spec,
+                             const HardwareSpec& hardware_spec, const Pins& pin_texts)
+    : model(model_spec),
+      train(train_spec),
+      hardware(hardware_spec),
+      pins(parse_pins(pin_texts, model_spec.layers)),
+      layout(make_layout(model_spec)) {}
+
+std::vector<int64_t> chunk_ladder(const SearchProblem& problem, int ranks) {
+  const int64_t grain = ranks * kBlockElements;
+  const int64_t whole = round_up(problem.layout.class_elements(SlotClass::layer), grain);
+  std::vector<int64_t> ladder;
+  for (int64_t step = kSmallestStep; step <= kLargestStep; step *= 4) {
+    const bool few = problem.layout.elements / step <= kMaxChunks || step == kLargestStep;
+    if (few && step < whole) ladder.push_back(round_up(step, grain));
+  }
+  if (ladder.empty()) ladder.push_back(round_up(ceil_div(whole, 4), grain));
+  if (ladder.back() < whole) ladder.push_back(whole);
+  return ladder;
+}
+
+std::vector<Combination> combinations(const SearchProblem& problem) {
+  std::vector<Combination> all;
+  const Combination base = base_plan(problem);
+  const std::vector<int> ranks = rank_counts(problem);
+  for (auto count = ranks.rbegin(); count != ranks.rend(); ++count) {
+    for (const Route& route : routes(problem, *count)) {
+      for (const Batching& batching : batchings(problem, *count, base.waves)) {
+        for (const UpdatePolicy update : updates(problem)) {
+          for (const DType accumulator : accumulators(problem, batching.micro_batches)) {
+            Combination plan = base;
+            plan.ranks = *count;
+            plan.delivery = route.delivery;
+            plan.reduction = route.reduction;
+            plan.micro_batch_rows = batching.rows;
+            plan.micro_batches = batching.micro_batches;
+            plan.update = update;
+            plan.accumulator = accumulator;
+            add_variants(problem, plan, all);
+          }
+        }
+      }
+    }
+  }
+  if (all.empty()) {
+    failf(
+        "No plan has all the pinned fields: ranks x waves x micro_batches x micro_batch_rows must be "
+        "train.batch_rows = {} with at most {} ranks, and one rank can only be delivery=replicated, reduction=cpu.",
+        problem.train.batch_rows, problem.hardware.gpus);
+  }
+  // What the runtime refuses must not be planned: pins that do not go together, a sequence beyond the model's.
+  for (const Combination& combination : all) {
+    validate_plan(complete(problem, combination, 0, head_chunks(problem, combination).front()), problem.model,
+                  problem.train);
+  }
+  return all;
+}
+
+std::vector<ActivationPolicy> activation_policies(const SearchProblem& problem, int recompute) {
+  if (problem.pins.activation) return *problem.pins.activation;
+  std::vector<ActivationPolicy> policies(static_cast<size_t>(problem.layout.layers), ActivationPolicy::keep);
+  std::fill_n(policies.begin(), recompute, ActivationPolicy::recompute);
+  return policies;
+}
+
+int most_recompute(const SearchProblem& problem) { return problem.pins.activation ? 0 : problem.layout.layers; }
+
+std::vector<int64_t> head_chunks(const SearchProblem& problem, const Combination& combination) {
+  if (problem.pins.head_chunk_tokens) return {*problem.pins.head_chunk_tokens};
+  std::vector<int64_t> tokens;
+  for (const int64_t most : {4096, 1024, 256}) {
+    const int64_t capped = std::min(most, combination.micro_batch_tokens());
+    if (tokens.empty() || tokens.back() != capped) tokens.push_back(capped);
+  }
+  return tokens;
+}
+
+Plan complete(const SearchProblem& problem, const Combination& combination, int recompute, int64_t head_chunk_tokens) {
+  Plan plan = combination;
+  plan.activation = activation_policies(problem, recompute);
+  plan.head_chunk_tokens = head_chunk_tokens;
+  return plan;
+}
+
+MemoryTable plan_memory(const SearchProblem& problem, const Plan& plan) {
+  StepGraph graph;
+  graph.plan = plan;
+  graph.layout = problem.layout;
+  for (const UnitLayout& unit : problem.layout.units) {
+    graph.chunks.push_back(make_chunks(unit, plan.chunk_elements, plan.ranks));
+  }
+  declare_buffers(graph, problem.model);
+  return memory_table(graph, problem.model, problem.hardware);
+}
+
+int64_t estimate_tasks(const SearchProblem& problem, const Plan& plan) {
+  const int64_t chunks = problem.layout.elements / plan.chunk_elements + problem.layout.layers + 2;
+  const int64_t compute = (problem.layout.layers + 2) * 3 * plan.micro_batches * plan.waves;
+  return plan.ranks * (chunks * 7 + compute) + 2 * chunks;
+}
+
+}  // namespace slidedp

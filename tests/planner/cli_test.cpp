@@ -1,0 +1,156 @@
+// slidedp-plan as a user runs it, on the configurations of this repository.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+
+#include "model/spec/plan.h"
+#include "tests/planner/problems.h"
+
+namespace slidedp {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::IsEmpty;
+namespace fs = std::filesystem;
+
+std::string read(const fs::path& file) {
+  std::ifstream stream(file, std::ios::binary);
+  std::ostringstream text;
+  text << stream.rdbuf();
+  return text.str();
+}
+
+class PlanProgram : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = (fs::temp_directory_path() / "slidedp-plan-test-XXXXXX").string();
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    folder_ = pattern;
+    out_ = folder_ / "out";
+    fs::create_directory(out_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  // Runs the program on the demo's configuration and returns its exit code.
+  int plan(const std::string& more) {
+    return run(" --model '" + test::config("model/SmolLM2-135M.json").string() + "' --hardware '" +
+               test::config("hardware/cpu-2rank.yaml").string() + "' --train '" +
+               test::config("train/demo.yaml").string() + "' --out '" + plan_file().string() + "' " + more);
+  }
+  int run(const std::string& arguments) {
+    const std::string command = std::string(SLIDEDP_BUILD_DIR) + "/slidedp-plan " + arguments + " >'" +
+                                (folder_ / "stdout").string() + "' 2>'" + (folder_ / "stderr").string() + "'";
+    const int status = std::system(command.c_str());
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
+  fs::path plan_file() const { return out_ / "plan.yaml"; }
+  std::string output() const { return read(folder_ / "stdout"); }
+  std::string errors() const { return read(folder_ / "stderr"); }
+  // What an error must not leave behind.
+  std::vector<fs::path> left() const { return {fs::directory_iterator(out_), fs::directory_iterator()}; }
+
+  fs::path folder_, out_;
+};
+
+TEST_F(PlanProgram, WritesAPlanAndSaysWhy) {
+  ASSERT_EQ(plan("--trace '" + (out_ / "trace.json").string() + "' --top 3"), 0) << errors();
+  const PlanFile file = load_plan(plan_file());
+  EXPECT_EQ(file.plan.ranks, 2);
+  EXPECT_EQ(file.train, load_train_spec(test::config("train/demo.yaml")));
+  EXPECT_EQ(file.hardware, load_hardware_spec(test::config("hardware/cpu-2rank.yaml")));
+  EXPECT_NO_THROW(validate_plan(file.plan, load_model_spec(test::config("model/SmolLM2-135M.json")), file.train));
+  EXPECT_GT(file.forecast.step.seconds, 0);
+  EXPECT_NEAR(file.forecast.tokens_per_second * file.forecast.step.seconds, 512, 1e-6);
+  EXPECT_LE(file.forecast.device_bytes, file.hardware.device.memory_bytes);
+  EXPECT_FALSE(file.forecast.why.empty());
+  for (const std::string& why : file.forecast.why) EXPECT_THAT(output(), HasSubstr(why));
+  EXPECT_THAT(output(), AllOf(HasSubstr("tokens/s"), HasSubstr("estimate"), HasSubstr("state_hi"), HasSubstr("\n3  "),
+                              Not(HasSubstr("\n4  "))));
+  const nlohmann::json trace = nlohmann::json::parse(read(out_ / "trace.json"));
+  EXPECT_GT(trace.at("traceEvents").size(), 100u);
+  EXPECT_EQ(left().size(), 2u);
+}
+
+TEST_F(PlanProgram, PrintsJson) {
+  ASSERT_EQ(plan("--json --pin delivery=sharded --pin activation=recompute:10,keep:20"), 0) << errors();
+  const nlohmann::json json = nlohmann::json::parse(output());
+  EXPECT_TRUE(json.at("estimate").get<bool>());
+  EXPECT_EQ(json.at("best").at(0).at("plan").at("delivery"), "sharded");
+  EXPECT_EQ(json.at("best").at(0).at("plan").at("activation"), "recompute:10,keep:20");
+  const PlanFile file = load_plan(plan_file());
+  EXPECT_EQ(json.at("best").at(0).at("step_seconds"), file.forecast.step.seconds);
+  int64_t device = 0;
+  for (const auto& row : json.at("memory").at("device")) device += row.at("bytes").get<int64_t>();
+  EXPECT_EQ(device, file.forecast.device_bytes);
+  EXPECT_EQ(json.at("why").get<std::vector<std::string>>(), file.forecast.why);
+}
+
+TEST_F(PlanProgram, SetsChangeTheSpecsAndThePlanCarriesThem) {
+  ASSERT_EQ(plan("--set train.batch_rows=4 --set gpus=1 --gpu-memory 2GiB --host-memory 16GiB"), 0) << errors();
+  const PlanFile file = load_plan(plan_file());
+  EXPECT_EQ(file.plan.ranks, 1);
+  EXPECT_EQ(file.train.batch_rows, 4);
+  EXPECT_EQ(file.plan.batch_rows(), 4);
+  EXPECT_EQ(file.hardware.gpus, 1);
+  EXPECT_EQ(file.hardware.device.memory_bytes, int64_t{2} << 30);
+  EXPECT_EQ(file.hardware.host.memory_bytes, int64_t{16} << 30);
+}
+
+TEST_F(PlanProgram, NothingFitsHasItsOwnExitCode) {
+  EXPECT_EQ(plan("--gpu-memory 100MiB"), 3);
+  EXPECT_THAT(errors(), AllOf(HasSubstr("slidedp-plan: error: No plan fits"), HasSubstr("--gpu-memory ")));
+  EXPECT_THAT(left(), IsEmpty());
+  EXPECT_THAT(output(), IsEmpty());
+}
+
+TEST_F(PlanProgram, BadInputLeavesNothingBehind) {
+  const auto refused = [&](const std::string& arguments, const std::string& named) {
+    EXPECT_EQ(plan(arguments), 1) << arguments;
+    EXPECT_THAT(errors(), AllOf(HasSubstr("slidedp-plan: error: "), HasSubstr(named))) << arguments;
+    EXPECT_THAT(left(), IsEmpty()) << arguments;
+  };
+  refused("--pin devilery=sharded", "devilery");
+  refused("--pin delivery=pigeon", "pigeon");
+  refused("--pin delivery", "field=value");
+  refused("--set nothing_like_this=1", "nothing_like_this");
+  refused("--gpu-memory lots", "--gpu-memory");
+  refused("--set train.seq=1000000", "max_position");
+  refused("--trace /nowhere/trace.json", "/nowhere/trace.json");
+}
+
+TEST_F(PlanProgram, AnUnwritablePlanIsNamed) {
+  fs::create_directory(plan_file());
+  EXPECT_EQ(plan(""), 1);
+  EXPECT_THAT(errors(), HasSubstr(plan_file().string()));
+  EXPECT_EQ(left().size(), 1u);
+}
+
+TEST_F(PlanProgram, AFailedCallKeepsTheOldPlan) {
+  ASSERT_EQ(plan(""), 0) << errors();
+  const std::string before = read(plan_file());
+  EXPECT_EQ(plan("--gpu-memory 100MiB"), 3);
+  EXPECT_EQ(read(plan_file()), before);
+  EXPECT_EQ(left().size(), 1u);
+}
+
+TEST_F(PlanProgram, UsageErrors) {
+  EXPECT_EQ(run("--model x"), 2);
+  EXPECT_THAT(errors(), HasSubstr("--hardware"));
+  EXPECT_EQ(plan("--no-such-flag"), 2);
+  EXPECT_EQ(plan("--top 0"), 2);
+  EXPECT_THAT(left(), IsEmpty());
+  EXPECT_EQ(run("--help"), 0);
+  EXPECT_THAT(output(), HasSubstr("--gpu-memory"));
+}
+
+}  // namespace
+}  // namespace slidedp

@@ -1,0 +1,331 @@
+// The search against an exhaustive reference: every plan of the space is built, measured and simulated here.
+#include "planner/search.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <optional>
+#include <random>
+#include <tuple>
+#include <vector>
+
+#include "model/base/format.h"
+#include "planner/report.h"
+#include "tests/planner/problems.h"
+
+namespace slidedp {
+namespace {
+
+using test::random_hardware;
+using test::random_model;
+using test::random_pins;
+using test::random_train;
+
+constexpr int64_t kNoLimit = int64_t{1} << 50;
+
+struct Case {
+  ModelSpec model;
+  TrainSpec train;
+  HardwareSpec hardware;
+  Pins pins;
+  Budgets budgets{kNoLimit, kNoLimit};
+};
+
+Case random_case(unsigned seed) {
+  std::mt19937 random(seed);
+  Case c;
+  c.model = random_model(random);
+  c.train = random_train(random);
+  c.hardware = random_hardware(random);
+  c.pins = random_pins(random, c.hardware, c.train);
+  // Further pins until the reference is affordable.
+  const Pins further{{"layer_slots", "2"}, {"threads.update", "2"}, {"chunk", "16KiB"}, {"accumulator", "fp32"}};
+  for (const auto& pin : further) {
+    if (enumerate_plans(c.model, c.train, c.hardware, c.pins).size() <= 500) break;
+    c.pins.insert(pin);
+  }
+  return c;
+}
+
+// What the reference knows about one plan.
+struct Priced {
+  Plan plan;
+  int64_t step_ns = 0, device_bytes = 0, host_bytes = 0;
+};
+std::tuple<int64_t, int64_t, int64_t> key(const Priced& p) { return {p.step_ns, p.device_bytes, p.host_bytes}; }
+std::tuple<int64_t, int64_t, int64_t> key(const Candidate& c) {
+  return {std::llround(c.step.seconds * 1e9), c.device_bytes, c.host_bytes};
+}
+
+std::vector<Priced> price_all(const Case& c) {
+  std::vector<Priced> all;
+  for (const Plan& plan : enumerate_plans(c.model, c.train, c.hardware, c.pins)) {
+    const StepGraph graph = build_step_graph(c.model, c.train, plan);
+    const MemoryTable memory = memory_table(graph, c.model, c.hardware);
+    const double step = simulate(graph, c.hardware).step.seconds;
+    all.push_back({plan, std::llround(step * 1e9), memory.device_bytes(), memory.host_bytes()});
+  }
+  return all;
+}
+
+// Plans that differ in activation and head chunk only are one candidate: of each activation the largest head chunk that
+// fits (they come in descending order), then the best activation. In order of first appearance, best first.
+std::vector<Priced> reference(const std::vector<Priced>& all, const Budgets& budgets) {
+  std::vector<Priced> best;
+  std::optional<Plan> group;
+  std::optional<Plan> activation;
+  for (const Priced& priced : all) {
+    if (priced.device_bytes > budgets.device_bytes || priced.host_bytes > budgets.host_bytes) continue;
+    Plan same_activation = priced.plan;
+    same_activation.head_chunk_tokens = 0;
+    if (activation == same_activation) continue;
+    activation = same_activation;
+    Plan same_group = same_activation;
+    same_group.activation.clear();
+    if (group != same_group) {
+      best.push_back(priced);
+    } else if (key(priced) < key(best.back())) {
+      best.back() = priced;
+    }
+    group = same_group;
+  }
+  std::stable_sort(best.begin(), best.end(), [](const Priced& a, const Priced& b) { return key(a) < key(b); });
+  return best;
+}
+
+// Budgets that cut through the space: the middle of the demands in use, and sometimes a host limit.
+Budgets cutting_budgets(const std::vector<Priced>& all, std::mt19937& random) {
+  std::vector<int64_t> device, host;
+  for (const Priced& priced : all) {
+    device.push_back(priced.device_bytes);
+    host.push_back(priced.host_bytes);
+  }
+  std::sort(device.begin(), device.end());
+  std::sort(host.begin(), host.end());
+  Budgets budgets{device[random() % device.size()], kNoLimit};
+  if (random() % 2 == 0) budgets.host_bytes = host[random() % host.size()];
+  return budgets;
+}
+
+void expect_equal(const SearchResult& result, const std::vector<Priced>& expected, int keep) {
+  EXPECT_TRUE(result.exhaustive);
+  EXPECT_EQ(result.considered, result.over_memory + result.pruned_by_bound + result.simulated);
+  ASSERT_EQ(result.best.size(), std::min<size_t>(expected.size(), static_cast<size_t>(keep)));
+  for (size_t i = 0; i < result.best.size(); ++i) {
+    EXPECT_EQ(key(result.best[i]), key(expected[i])) << "candidate " << i;
+    EXPECT_EQ(result.best[i].plan, expected[i].plan) << "candidate " << i;
+  }
+}
+
+// The search in two stages looks at few plans. It must find a plan whenever there is one, honour the budgets, and come
+// close to the optimum: 5 %, the simulator's own accuracy, is what its omissions may cost on such small problems, where
+// latencies weigh more than on those for which it is used.
+void expect_close(const SearchResult& result, const std::vector<Priced>& expected, const Budgets& budgets) {
+  EXPECT_FALSE(result.exhaustive);
+  const Candidate& best = result.best.front();
+  EXPECT_LE(best.device_bytes, budgets.device_bytes);
+  EXPECT_LE(best.host_bytes, budgets.host_bytes);
+  EXPECT_GE(key(best), key(expected.front()));
+  EXPECT_LE(best.step.seconds * 1e9, 1.05 * static_cast<double>(expected.front().step_ns))
+      << summary(best.plan) << "\n"
+      << summary(expected.front().plan);
+  EXPECT_TRUE(std::is_sorted(result.best.begin(), result.best.end(),
+                             [](const Candidate& a, const Candidate& b) { return key(a) < key(b); }));
+}
+
+class RandomProblem : public testing::TestWithParam<unsigned> {};
+
+TEST_P(RandomProblem, EqualsExhaustiveSearch) {
+  Case c = random_case(GetParam());
+  const std::vector<Priced> all = price_all(c);
+  std::mt19937 random(GetParam() + 1000);
+  for (int round = 0; round < 4; ++round) {
+    if (round > 0) c.budgets = cutting_budgets(all, random);
+    SearchOptions exhaustive;
+    exhaustive.exhaustive_tasks = kNoLimit;
+    exhaustive.keep = round == 3 ? 1 : 10;
+    SearchOptions two_stages;
+    two_stages.exhaustive_tasks = 0;
+    const std::vector<Priced> expected = reference(all, c.budgets);
+    const auto found = [&](const SearchOptions& options) {
+      return search(c.model, c.train, c.hardware, c.budgets, c.pins, options);
+    };
+    if (expected.empty()) {
+      EXPECT_THROW(found(exhaustive), Error);
+      EXPECT_THROW(found(two_stages), Error);
+      continue;
+    }
+    expect_equal(found(exhaustive), expected, exhaustive.keep);
+    expect_close(found(two_stages), expected, c.budgets);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomProblem, testing::Range(0u, 30u));
+
+// A four-layer model on two CUDA ranks with a clear order of lanes: computing takes longest.
+Case fixed_case() {
+  Case c = random_case(3);
+  c.model.layers = 4;
+  c.train.seq = 512;
+  c.train.batch_rows = 4;
+  c.train.max_grad_norm = 0;
+  c.hardware.gpus = 2;
+  c.hardware.device.backend = "cuda";
+  c.hardware.host.cores = 8;
+  for (KernelRate* rate : {&c.hardware.kernels.layer_fwd, &c.hardware.kernels.layer_bwd, &c.hardware.kernels.head}) {
+    *rate = {20, 1e-4};
+  }
+  c.pins = {{"ranks", "2"}, {"chunk", "64KiB"}, {"layer_slots", "2"}};
+  return c;
+}
+
+SearchResult run(const Case& c) { return search(c.model, c.train, c.hardware, c.budgets, c.pins); }
+
+TEST(Search, IsDeterministic) {
+  const Case c = fixed_case();
+  for (const int64_t exhaustive_tasks : {int64_t{0}, kNoLimit}) {
+    SearchOptions options;
+    options.exhaustive_tasks = exhaustive_tasks;
+    const SearchResult a = search(c.model, c.train, c.hardware, c.budgets, c.pins, options);
+    const SearchResult b = search(c.model, c.train, c.hardware, c.budgets, c.pins, options);
+    ASSERT_EQ(a.best.size(), b.best.size());
+    for (size_t i = 0; i < a.best.size(); ++i) {
+      EXPECT_EQ(a.best[i].plan, b.best[i].plan);
+      EXPECT_EQ(a.best[i].step, b.best[i].step);
+    }
+    EXPECT_EQ(a.why, b.why);
+    EXPECT_EQ(a.simulated, b.simulated);
+  }
+}
+
+int64_t recomputing(const Plan& plan) {
+  return std::count(plan.activation.begin(), plan.activation.end(), ActivationPolicy::recompute);
+}
+
+// Where computing takes longest, recomputation costs time: with less memory more layers recompute, one at a time, and
+// the step gets slower.
+TEST(Search, RecomputesNoMoreThanMemoryAsks) {
+  Case c = fixed_case();
+  c.pins.insert({{"micro_batch_rows", "1"}, {"delivery", "sharded"}, {"reduction", "gpu"}});
+  SearchResult result = run(c);
+  EXPECT_EQ(recomputing(result.best.front().plan), 0);
+  std::vector<int64_t> counts;
+  double step = result.best.front().step.seconds;
+  while (true) {
+    c.budgets.device_bytes = result.best.front().device_bytes - 1;
+    try {
+      result = run(c);
+    } catch (const Error&) {
+      break;
+    }
+    const Candidate& best = result.best.front();
+    EXPECT_LE(best.device_bytes, c.budgets.device_bytes);
+    EXPECT_GE(best.step.seconds * (1 + 1e-9), step);
+    step = best.step.seconds;
+    if (counts.empty() || counts.back() != recomputing(best.plan)) counts.push_back(recomputing(best.plan));
+  }
+  EXPECT_TRUE(std::is_sorted(counts.begin(), counts.end()));
+  EXPECT_EQ(counts.back(), 4);
+}
+
+TEST(Search, ExplainsItsChoices) {
+  Case c = fixed_case();
+  c.pins.insert({"delivery", "sharded"});
+  const SearchResult result = run(c);
+  const auto sentence = [&](const std::string& start) {
+    for (const std::string& why : result.why) {
+      if (why.starts_with(start)) return why;
+    }
+    return std::string();
+  };
+  EXPECT_THAT(result.why.front(), testing::HasSubstr(result.best.front().bottleneck));
+  EXPECT_THAT(result.why.front(), testing::HasSubstr("estimate"));
+  EXPECT_EQ(sentence("delivery"), "delivery sharded: pinned.");
+  EXPECT_THAT(sentence("reduction"), testing::AnyOf(testing::HasSubstr("with"), testing::HasSubstr("takes")));
+  EXPECT_THAT(sentence("activation"), testing::HasSubstr("every layer keeps"));
+  c.hardware.measured = true;
+  EXPECT_THAT(run(c).why.front(), testing::HasSubstr("predicted"));
+}
+
+// The message of a search in which nothing fits; fails the test if something fits.
+std::string nothing_fits(const Case& c) {
+  try {
+    run(c);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::nothing_fits);
+    return error.what();
+  }
+  ADD_FAILURE() << "a plan fits";
+  return "";
+}
+
+// The number after `flag` in the message, in MiB.
+int64_t advised(const std::string& message, const std::string& flag) {
+  const size_t at = message.find(flag);
+  EXPECT_NE(at, std::string::npos) << message;
+  return at == std::string::npos ? 0 : std::stoll(message.substr(at + flag.size()));
+}
+
+// What the message advises fits, and what it says is needed is needed.
+TEST(NothingFits, NamesTheGpuBudgetAndWhatWouldFit) {
+  Case c = fixed_case();
+  c.model.vocabulary = 20000;  // tens of MiB, since the advice is in whole MiB
+  c.budgets = {8 << 20, kNoLimit};
+  const std::string message = nothing_fits(c);
+  EXPECT_THAT(message, testing::HasSubstr("No plan fits 8.0 MiB of GPU memory per rank: "));
+  EXPECT_THAT(message, testing::Not(testing::HasSubstr("--host-memory")));
+  const int64_t mib = advised(message, "--gpu-memory ");
+  c.budgets.device_bytes = mib << 20;
+  EXPECT_NO_THROW(run(c));
+  c.budgets.device_bytes = (mib - 1) << 20;
+  EXPECT_NE(nothing_fits(c), "");
+}
+
+TEST(NothingFits, NamesTheHostBudget) {
+  Case c = fixed_case();
+  c.model.vocabulary = 20000;
+  c.budgets = {kNoLimit, 10 << 20};
+  const std::string message = nothing_fits(c);
+  EXPECT_THAT(message, testing::HasSubstr("No plan fits 10.0 MiB of host memory: "));
+  EXPECT_THAT(message, testing::Not(testing::HasSubstr("--gpu-memory")));
+  const int64_t mib = advised(message, "--host-memory ");
+  c.budgets.host_bytes = mib << 20;
+  EXPECT_NO_THROW(run(c));
+  c.budgets.host_bytes = (mib - 1) << 20;
+  EXPECT_NE(nothing_fits(c), "");
+}
+
+TEST(NothingFits, NamesBothBudgets) {
+  Case c = fixed_case();
+  c.model.vocabulary = 20000;
+  c.budgets = {8 << 20, 10 << 20};
+  const std::string message = nothing_fits(c);
+  c.budgets = {advised(message, "--gpu-memory ") << 20, advised(message, "--host-memory ") << 20};
+  EXPECT_NO_THROW(run(c));
+}
+
+TEST(NothingFits, OffersChangesThatFit) {
+  Case c = fixed_case();
+  const int64_t least = std::ranges::min(price_all(c), {}, &Priced::device_bytes).device_bytes;
+  // A pin in the way.
+  Case pinned = c;
+  pinned.pins.insert({"activation", "keep"});
+  pinned.budgets.device_bytes = least;
+  EXPECT_THAT(nothing_fits(pinned), testing::HasSubstr("drop --pin activation=keep"));
+  // Fewer tokens.
+  c.budgets.device_bytes = least - 1;
+  const std::string message = nothing_fits(c);
+  const int64_t seq = advised(message, "--set train.seq=");
+  ASSERT_LT(seq, c.train.seq);
+  Case shorter = c;
+  shorter.train.seq = seq;
+  EXPECT_NO_THROW(run(shorter));
+  shorter.train.seq = 2 * seq;
+  EXPECT_NE(nothing_fits(shorter), "");
+}
+
+}  // namespace
+}  // namespace slidedp
