@@ -56,8 +56,8 @@ std::string_view name(BufferKind);
 
 struct Buffer {
   BufferKind kind{};
-  int rank = -1;   // -1: host
-  int unit = -1;   // host state and landing
+  int rank = -1;  // -1: host
+  int unit = -1;  // host state and landing
   int64_t bytes = 0;
   std::string name;  // "rank 0 weight slot layer[1]"
   int owner = -1;    // host buffers that serve one rank (batch_host, loss_host)
