@@ -94,7 +94,17 @@ PlanForecast forecast(const SearchResult& result, const TrainSpec& train) {
       result.why};
 }
 
+void check_out(const Arguments& arguments) {
+  for (const std::string& input : {arguments.model, arguments.hardware, arguments.train}) {
+    std::error_code ignored;
+    if (std::filesystem::equivalent(input, arguments.out, ignored)) {
+      failf("--out {} is an input of this command; choose another name", arguments.out);
+    }
+  }
+}
+
 int make_plan(const Arguments& arguments) {
+  check_out(arguments);
   const ModelSpec model = load_model_spec(arguments.model);
   HardwareSpec hardware = load_hardware_spec(arguments.hardware);
   TrainSpec train = load_train_spec(arguments.train);
@@ -126,6 +136,7 @@ int make_plan(const Arguments& arguments) {
 
 int run(int argc, char** argv) {
   CLI::App app("Picks the plan with which a model trains fastest on a machine, inside its memory budgets.");
+  app.set_version_flag("--version", SLIDEDP_VERSION);
   Arguments arguments;
   declare(app, arguments);
   try {

@@ -146,6 +146,7 @@ int body(int argc, char** argv) {
   CLI::App app{
       "Measures this machine with the code that training runs: copies, collectives, host memory, the CPU optimizer, "
       "compute kernels. Writes a hardware profile for slidedp-plan."};
+  app.set_version_flag("--version", SLIDEDP_VERSION);
   add_options(app, options);
   try {
     app.parse(argc, argv);

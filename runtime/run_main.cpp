@@ -2,8 +2,10 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <string>
 
 #include "runtime/exec/run_session.h"
@@ -11,21 +13,40 @@
 namespace slidedp {
 namespace {
 
-volatile std::sig_atomic_t signals = 0;
-volatile std::sig_atomic_t writing = 0;
+std::atomic<int> signals = 0;
+std::atomic<bool> writing = false;
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
 
-// Before anything is written a signal ends the program at once; later the run ends after the current step, and a second
-// signal stops it at once.
+void say(const char* text) {
+  // Nothing can be done if this fails.
+  if (::write(STDERR_FILENO, text, std::strlen(text)) < 0) return;
+}
+
+// Before anything is written a signal ends the program at once; later the run ends after the steps under way, and a
+// second signal stops it at once.
 void on_signal(int) {
-  signals = signals + 1;
-  if (writing == 0) _exit(static_cast<int>(ExitCode::interrupted));
+  if (!writing) {
+    say("slidedp-run: interrupted: nothing was written\n");
+    _exit(static_cast<int>(ExitCode::interrupted));
+  }
+  if (++signals == 1) {
+    say("slidedp-run: interrupted: finishing the steps under way, then exporting; once more stops at once and exports "
+        "nothing\n");
+  }
 }
 
 void catch_signals() {
   struct sigaction action {};
   action.sa_handler = on_signal;
+  action.sa_flags = SA_RESTART;
+  sigemptyset(&action.sa_mask);
+  sigaddset(&action.sa_mask, SIGINT);
+  sigaddset(&action.sa_mask, SIGTERM);
+  sigaddset(&action.sa_mask, SIGHUP);
+  std::signal(SIGPIPE, SIG_IGN);  // a closed terminal or pipe must not end a run
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGHUP, &action, nullptr);
 }
 
 StopRequest requested_stop() {
@@ -56,7 +77,7 @@ int run(int argc, char** argv) {
                                std::printf("%s\n", line.c_str());
                                std::fflush(stdout);
                              },
-                             requested_stop, [] { writing = 1; }};
+                             requested_stop, [] { writing = true; }};
   return static_cast<int>(run_session(options, environment));
 }
 

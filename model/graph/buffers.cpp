@@ -44,6 +44,7 @@ class Declarer {
       blocks += unit.elements / kBlockElements;
     }
     table_.partials = add(BufferKind::norm_partials, -1, -1, blocks * 8, "gradient norm partial sums");
+    // Orders the updates after the norm; the few numbers themselves are the executor's.
     table_.scalars = add(BufferKind::step_scalars, -1, -1, 64, "gradient norm and clip factor");
   }
 

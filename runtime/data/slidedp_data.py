@@ -333,6 +333,9 @@ def main(arguments=None):
     except DataError as error:
         print(f"slidedp-data: error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("slidedp-data: interrupted: nothing was written", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -89,6 +89,7 @@ class Device {
   virtual void notify(Stream&, std::function<void()> done) = 0;
   virtual void synchronize(Stream&) = 0;
 
+  // Makes host memory fast to copy, for every device of this process.
   virtual void register_host(void* data, int64_t bytes) = 0;
   virtual void unregister_host(void* data) = 0;
 

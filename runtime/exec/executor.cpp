@@ -66,29 +66,30 @@ Executor::Executor(const StepGraph& graph, Backend& backend, HostState& state)
   }
   pool_ = std::make_unique<UpdatePool>(graph_.plan.threads.update,
                                        [this](std::exception_ptr error) { fail(std::move(error)); });
-  for (int rank = 0; rank < graph_.ranks(); ++rank) {
-    issuers_.emplace_back([this, rank] { issue_loop(rank); });
+  try {
+    for (int rank = 0; rank < graph_.ranks(); ++rank) {
+      issuers_.emplace_back([this, rank] { issue_loop(rank); });
+    }
+  } catch (...) {
+    stop();
+    throw;
   }
 }
 
-Executor::~Executor() {
-  bool idle = false;
+Executor::~Executor() { stop(); }
+
+// Afterwards nothing uses the buffers. pool_ stays until the members go: its workers may still report an error.
+void Executor::stop() {
+  if (in_flight() > 0) fail(std::make_exception_ptr(Error("the executor was stopped with work under way")));
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
-    idle = submitted_ == collected_ && error_ == nullptr;
   }
   wake_ranks_.notify_all();
   for (std::thread& issuer : issuers_) issuer.join();
-  if (!idle) {
-    for (const auto& device : backend_.devices) device->abort();
-    backend_.collective->abort();
-  }
-  // Work that runs now still uses the buffers.
   for (size_t rank = 0; rank < streams_.size(); ++rank) {
     for (const auto& stream : streams_[rank]) backend_.devices[rank]->synchronize(*stream);
   }
-  pool_.reset();
   for (const auto& device : backend_.devices) device->set_error_handler(nullptr);
 }
 
@@ -98,22 +99,21 @@ int32_t* Executor::batch(int rank) {
 
 void Executor::submit(StepInput input) {
   const bool deferred = graph_.plan.update != UpdatePolicy::eager;
-  const Phase phase = deferred && !updates_pending_ ? Phase::first : Phase::steady;
+  start(deferred && !updates_pending_ ? Phase::first : Phase::steady, std::move(input));
   updates_pending_ = deferred;
-  start(phase, std::move(input));
 }
 
 bool Executor::submit_flush() {
   if (!updates_pending_) return false;
-  updates_pending_ = false;
   StepInput input;
   input.batches.resize(static_cast<size_t>(graph_.ranks()));
   start(Phase::flush, std::move(input));
+  updates_pending_ = false;
   return true;
 }
 
 void Executor::start(Phase phase, StepInput input) {
-  if (in_flight() > 1) throw std::logic_error("two executions are under way: collect the older one first");
+  if (in_flight() >= kMostInFlight) throw std::logic_error("two executions are under way: collect the older one first");
   std::vector<TaskId> ready_now;
   {
     const std::lock_guard lock(mutex_);
@@ -149,15 +149,15 @@ void Executor::start(Phase phase, StepInput input) {
   wake_ranks_.notify_all();
 }
 
-// The issuing thread of a rank: goes round its lanes and issues what is ready, so that a lane whose next task waits for
-// the host does not hold up the others.
+// The issuing thread of a rank: goes round its lanes and issues one ready task of each, so that a lane whose next task
+// waits for the host does not hold up the others.
 void Executor::issue_loop(int rank) {
   RankLanes lanes;
   try {
     for (;;) {
       bool progress = false;
       for (int lane = 0; lane < kDeviceLanes; ++lane) {
-        while (issue_next(rank, lanes, lane)) progress = true;
+        progress = issue_next(rank, lanes, lane) || progress;
       }
       if (progress) continue;
       std::unique_lock lock(mutex_);
@@ -350,7 +350,7 @@ void Executor::fail(std::exception_ptr error) {
   }
   for (const auto& device : backend_.devices) device->abort();
   backend_.collective->abort();
-  if (pool_ != nullptr) pool_->abort();
+  pool_->abort();
   wake_ranks_.notify_all();
   wake_caller_.notify_all();
 }

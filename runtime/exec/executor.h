@@ -32,7 +32,8 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  // Where the tokens of the next submitted step go (batch_bytes(plan)); free to be written until submit().
+  // Where the tokens of the next submitted step go (batch_bytes(plan)); free to be written until submit(), while at
+  // most one execution is under way.
   int32_t* batch(int rank);
   // Starts a step. At most two executions may be under way: collect the older first.
   void submit(StepInput input);
@@ -49,6 +50,7 @@ class Executor {
   struct Execution;
   struct RankLanes;
 
+  void stop();
   void start(Phase phase, StepInput input);
   void issue_loop(int rank);
   bool issue_next(int rank, RankLanes& lanes, int lane);
@@ -65,8 +67,10 @@ class Executor {
   Timeline timeline(const Execution& execution);
   bool in_pool(TaskId task) const { return graph_.tasks[static_cast<size_t>(task)].lane.kind == LaneKind::update; }
 
-  // An execution's events stay valid while the next one may still wait for them, and one more can be under way.
-  static constexpr int kRing = 3;
+  // Buffers of step data have two halves (alternates()), so two executions at most are under way.
+  static constexpr int kMostInFlight = 2;
+  // An execution's events stay valid until those that may wait for them are collected.
+  static constexpr int kRing = kMostInFlight + 1;
 
   const StepGraph& graph_;
   Backend& backend_;

@@ -47,12 +47,10 @@ GraphMemory::GraphMemory(const StepGraph& graph, const std::vector<std::unique_p
       base_.push_back(arena_.take(buffer.bytes));
     }
   }
-  for (const auto& device : devices) device->register_host(arena_.data(), arena_.bytes());
+  devices.front()->register_host(arena_.data(), arena_.bytes());
 }
 
-GraphMemory::~GraphMemory() {
-  for (const auto& device : *devices_) device->unregister_host(arena_.data());
-}
+GraphMemory::~GraphMemory() { devices_->front()->unregister_host(arena_.data()); }
 
 void* GraphMemory::base(BufferId id, int64_t step) const {
   const Buffer& buffer = graph_->buffers[static_cast<size_t>(id)];

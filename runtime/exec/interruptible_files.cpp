@@ -4,7 +4,7 @@ namespace slidedp {
 namespace {
 
 void check(const std::function<bool()>& stop) {
-  if (stop()) throw Error("stopped at once, the export was not finished and is removed", ExitCode::interrupted);
+  if (stop()) throw Error("stopped at once; what was being written is removed", ExitCode::interrupted);
 }
 
 class InterruptibleWriter final : public FileWriter {

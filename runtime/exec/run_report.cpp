@@ -46,7 +46,7 @@ std::string time_section(const StepGraph& graph, const Simulation& predicted, co
   return fmt::format(
       "Step time: predicted {}, measured {} (median of {} steps from the third on), {:+.1f} % against the prediction. "
       "Predicted bottleneck: {}. {}\n\n```\n{}```\n",
-      format_seconds(predicted.step.seconds), format_seconds(median), measured.timelines().size(),
+      format_seconds(predicted.step.seconds), format_seconds(median), measured.steps(),
       100 * (median / predicted.step.seconds - 1), predicted.bottleneck, largest_difference(graph, predicted, measured),
       comparison_table({graph, expected}, {graph, measured.timelines()}));
 }
@@ -55,13 +55,13 @@ std::string time_section(const StepGraph& graph, const Simulation& predicted, co
 
 void MeasuredSteps::add(const Timeline& timeline) {
   if (++seen_ <= kWarmUpSteps) return;
+  seconds_.push_back(timeline.step_s);
   if (kept_.size() == kKeptSteps) kept_.erase(kept_.begin());
   kept_.push_back(timeline);
 }
 
 MeasuredSeconds MeasuredSteps::median() const {
-  std::vector<double> seconds;
-  for (const Timeline& timeline : kept_) seconds.push_back(timeline.step_s);
+  std::vector<double> seconds = seconds_;
   std::sort(seconds.begin(), seconds.end());
   const size_t middle = seconds.size() / 2;
   return {seconds.size() % 2 != 0 ? seconds[middle] : (seconds[middle - 1] + seconds[middle]) / 2};

@@ -11,17 +11,19 @@
 
 namespace slidedp {
 
-// Measured steps that enter the comparison: from the third on (the first two fill caches and pipelines), at most the
-// last 64.
+// Measured steps that enter the comparison: from the third on (the first two fill caches and pipelines). Of the
+// timelines the last 64 are kept.
 class MeasuredSteps {
  public:
   void add(const Timeline& timeline);
-  bool empty() const { return kept_.empty(); }
-  MeasuredSeconds median() const;
+  bool empty() const { return seconds_.empty(); }
+  int64_t steps() const { return static_cast<int64_t>(seconds_.size()); }
+  MeasuredSeconds median() const;  // of all of them
   const std::vector<Timeline>& timelines() const { return kept_; }
 
  private:
   std::vector<Timeline> kept_;
+  std::vector<double> seconds_;
   int64_t seen_ = 0;
 };
 

@@ -50,8 +50,8 @@ class InterruptibleFileSystem final : public FileSystem {
   std::function<bool()> stop_;
 };
 
-// Returns ok, or interrupted if `stop` ended the run after a finished step (which has been exported). Throws Error; the
-// log then says "failed" or "interrupted", and no export is half-written.
+// Returns ok, or interrupted if `stop` asked to end the run, after the last finished step was exported. Throws Error;
+// the log then says "failed" or "interrupted", and no export is half-written.
 ExitCode run_session(const RunOptions& options, RunEnvironment& environment);
 
 }  // namespace slidedp

@@ -51,8 +51,14 @@ void TaskBodies::issue(TaskId id, const StepContext& context, Stream& stream) {
       return backend_.collective->reduce_scatter(
           task.rank, stream, from, to, (target.end - target.begin) / size_of(graph_.plan.wire), graph_.plan.wire);
     }
-    default:
+    case TaskKind::fwd:
+    case TaskKind::head:
+    case TaskKind::recompute:
+    case TaskKind::bwd:
+    case TaskKind::cast:
       return issue_compute(task, id, context, stream);
+    default:
+      throw std::logic_error("no body for " + graph_.describe(id));
   }
 }
 
@@ -64,7 +70,7 @@ void TaskBodies::issue_compute(const Task& task, TaskId id, const StepContext& c
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {
-      failf("{} failed in step {}: {}", graph_.describe(id), context.input.step, error.what());
+      failf("{} failed in step {}: {}", graph_.describe(id), context.input.step + 1, error.what());
     }
   });
 }
@@ -139,7 +145,7 @@ void TaskBodies::update_eagerly(const Task& task, const UnitLayout& unit, const 
           "step {}: the gradient of tensor {} is not finite. Other layers have already been updated (eager update), so "
           "this state is not exported; lower the learning rate, or plan with --pin update=deferred, which skips such "
           "steps",
-          context.input.step, first_nonfinite_tensor(unit, task.elements_begin + done, elements, part));
+          context.input.step + 1, first_nonfinite_tensor(unit, task.elements_begin + done, elements, part));
     }
     update_chunk(unit, state_.unit(task.unit), task.elements_begin + done, elements, part, context.scalars);
     for (const void*& source : at) source = static_cast<const std::byte*>(source) + elements * size_of(gradient.type);
@@ -162,8 +168,7 @@ void TaskBodies::combine_norm(const Task& task, StepContext& context) {
   context.outcome.skipped = deferred_.skip;
   if (deferred_.skip) return;
   ++state_.updates;
-  context.outcome.clip_factor =
-      static_cast<double>(deferred_.gradient_scale) * static_cast<double>(input.target_tokens);
+  context.outcome.clip_factor = deferred_.clip_factor;
 }
 
 }  // namespace slidedp

@@ -42,7 +42,7 @@ void check_targets(const PackedDataset& data, const TrainSpec& train, int64_t st
     failf(
         "step {} has no target token: all labels of its {} rows, from row {} of the data set on, are -100. Remove such "
         "rows, or make the batch larger",
-        step, train.batch_rows, row);
+        step + 1, train.batch_rows, row);
   }
 }
 

@@ -43,6 +43,7 @@ AdamScalars make_scalars(const AdamSpec& adam, double max_grad_norm, double grad
   scalars.bias_correction2_sqrt = static_cast<float>(std::sqrt(1.0 - std::pow(adam.beta2, steps)));
   scalars.decay = static_cast<float>(1.0 - adam.learning_rate * adam.weight_decay);
   scalars.gradient_scale = static_cast<float>(clip / static_cast<double>(target_tokens));
+  scalars.clip_factor = clip;
   scalars.skip = !std::isfinite(gradient_norm_unscaled);
   return scalars;
 }

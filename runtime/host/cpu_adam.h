@@ -25,6 +25,7 @@ struct AdamScalars {
   float bias_correction2_sqrt = 0;  // sqrt(1 - beta2^t)
   float decay = 1;                  // 1 - lr * weight_decay, for tensors with decay
   float gradient_scale = 0;         // clip factor / target tokens of the global batch
+  double clip_factor = 1;           // what gradient_scale contains of it, for the log
   bool skip = false;                // non-finite gradients (deferred): leave the state as it is
 };
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -21,13 +22,18 @@ std::vector<std::string> load_hf_checkpoint(const std::filesystem::path& dir, Ho
 // Tensor bytes of one file of an export; a larger tensor gets a file of its own.
 inline constexpr int64_t kMaxShardBytes = 5'000'000'000;
 
-// Writes DIR: config.json, tokenizer and generation files copied from `source`, weights = hi as bf16 (single file, or
+// The files of a checkpoint that an export copies (config, tokenizer, chat template, generation), by name. Read before
+// training, so that the export does not depend on the source's still being there.
+using ExportFiles = std::map<std::string, std::string>;
+ExportFiles read_export_files(const std::filesystem::path& source);
+
+// Writes DIR: the files of `source`, weights = hi as bf16 (single file, or
 // shards of at most `max_shard_bytes` with an index). Atomic: written to DIR + ".partial", then renamed; on failure the
 // partial directory is removed and an Error says why. An existing DIR is replaced only after the new one is complete:
 // it is renamed to DIR + ".replaced" and removed once the new one has its place. An export that was killed between the
 // two is undone by the next one; load_hf_checkpoint names both directories.
-void export_hf_checkpoint(FileSystem&, const std::filesystem::path& source, HostState& state,
-                          const std::filesystem::path& dir, int64_t max_shard_bytes = kMaxShardBytes);
+void export_hf_checkpoint(FileSystem&, const ExportFiles& source, HostState& state, const std::filesystem::path& dir,
+                          int64_t max_shard_bytes = kMaxShardBytes);
 
 // Where an export of `dir` is written before it is complete, and where the previous one waits meanwhile.
 std::filesystem::path partial_directory(const std::filesystem::path& dir);

@@ -61,15 +61,6 @@ bool travels(const std::string& name) {
   return name.ends_with(".jinja") || (sentencepiece && name.ends_with(".model"));
 }
 
-void copy_files(FileSystem& files, const fs::path& source, const fs::path& target) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(source)) {
-    if (entry.is_regular_file() && travels(entry.path().filename())) names.push_back(entry.path().filename());
-  }
-  std::sort(names.begin(), names.end());
-  for (const std::string& name : names) write_text(files, target / name, read_text(source / name));
-}
-
 // All tensors in layout order, cut into files of at most `max_bytes`. The data lies in the host state.
 std::vector<std::vector<TensorToStore>> make_shards(HostState& state, int64_t max_bytes) {
   std::vector<std::vector<TensorToStore>> shards;
@@ -147,7 +138,16 @@ void put_in_place(FileSystem& files, const fs::path& partial, const fs::path& di
 fs::path partial_directory(const fs::path& dir) { return beside(dir, ".partial"); }
 fs::path replaced_directory(const fs::path& dir) { return beside(dir, ".replaced"); }
 
-void export_hf_checkpoint(FileSystem& files, const fs::path& source, HostState& state, const fs::path& dir,
+ExportFiles read_export_files(const fs::path& source) {
+  ExportFiles files{{"config.json", config_for_bf16(source / "config.json")}};
+  for (const auto& entry : fs::directory_iterator(source)) {
+    const std::string name = entry.path().filename();
+    if (entry.is_regular_file() && travels(name)) files.try_emplace(name, read_text(entry.path()));
+  }
+  return files;
+}
+
+void export_hf_checkpoint(FileSystem& files, const ExportFiles& source, HostState& state, const fs::path& dir,
                           int64_t max_shard_bytes) {
   const fs::path target = beside(dir, ""), partial = partial_directory(dir), replaced = replaced_directory(dir);
   if (fs::exists(target) && !fs::is_directory(target)) failf("{} exists and is not a directory.", target.string());
@@ -156,8 +156,7 @@ void export_hf_checkpoint(FileSystem& files, const fs::path& source, HostState& 
   files.remove_all(partial);
   try {
     files.create_directory(partial);
-    write_text(files, partial / "config.json", config_for_bf16(source / "config.json"));
-    copy_files(files, source, partial);
+    for (const auto& [name, text] : source) write_text(files, partial / name, text);
     write_weights(files, state, partial, max_shard_bytes);
     put_in_place(files, partial, target);
   } catch (const std::exception& error) {

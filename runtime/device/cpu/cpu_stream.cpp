@@ -14,25 +14,28 @@ void DeviceFailure::set_handler(std::function<void(std::exception_ptr)> handler)
 }
 
 void DeviceFailure::fail(std::exception_ptr error) {
-  if (!stop(error)) return;
+  // One failure at a time; a second one waits until the first was reported.
+  std::lock_guard reporting(reporting_);
+  if (aborted()) return;
   std::function<void(std::exception_ptr)> handler;
   {
     std::lock_guard lock(mutex_);
     handler = handler_;
+    if (!handler) unhandled_ = error;
   }
+  // Before work is skipped: else what was skipped would look done to one who has not heard of the failure.
   if (handler) handler(error);
+  abort();
 }
 
-bool DeviceFailure::stop(std::exception_ptr error) {
+void DeviceFailure::abort() {
   {
     std::lock_guard lock(mutex_);
-    if (aborted()) return false;
-    if (!handler_) unhandled_ = error;
+    if (aborted()) return;
     aborted_.store(true, std::memory_order_release);
   }
   host_waits_->cancel();
   for (const auto& worker : workers()) worker->cancel_waits();
-  return true;
 }
 
 void DeviceFailure::rethrow_unhandled() const {

@@ -25,8 +25,8 @@ class DeviceFailure {
   explicit DeviceFailure(int rank) : rank_(rank), host_waits_(std::make_shared<Cancellation>()) {}
   int rank() const { return rank_; }
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
-  void abort() { stop(nullptr); }
-  // Aborts and, unless the device was aborted before (then this failure is a consequence), reports `error`.
+  void abort();  // thread-safe, idempotent
+  // Reports `error`, unless the device was aborted before (then this failure is a consequence), and aborts.
   void fail(std::exception_ptr error);
 
   void set_handler(std::function<void(std::exception_ptr)> handler);
@@ -38,11 +38,10 @@ class DeviceFailure {
   const std::shared_ptr<Cancellation>& host_waits() const { return host_waits_; }
 
  private:
-  bool stop(std::exception_ptr error);  // false: was stopped before
-
   const int rank_;
   const std::shared_ptr<Cancellation> host_waits_;
   std::atomic<bool> aborted_ = false;
+  std::mutex reporting_;  // held while the handler runs
   mutable std::mutex mutex_;
   std::function<void(std::exception_ptr)> handler_;
   std::exception_ptr unhandled_;

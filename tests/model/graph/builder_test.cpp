@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 
 #include "model/graph/dependencies.h"
 #include "model/graph/memory.h"
@@ -96,6 +97,27 @@ TEST(StepGraph, FirstStepHasNoDeferredUpdateAndFlushHasOnlyThose) {
       EXPECT_EQ((task.phases & phase_bit(Phase::first)) != 0, !late);
       EXPECT_EQ((task.phases & phase_bit(Phase::flush)) != 0, late);
       EXPECT_NE(task.phases & phase_bit(Phase::steady), 0);
+    }
+  }
+}
+
+// A step delivers the weights that its own (deferred) or the previous step's (eager) update left: with deferred updates
+// each chunk's update stands before its first delivery, with eager ones after its last.
+TEST(StepGraph, DeliversAfterTheUpdateThatTheStepNeeds) {
+  for (uint32_t seed = 0; seed < 100; ++seed) {
+    const RandomProblem problem(seed);
+    const StepGraph graph = build(problem);
+    const bool deferred = problem.plan.update == UpdatePolicy::deferred;
+    std::map<std::pair<int, int>, TaskId> updates;
+    for (TaskId id = 0; id < static_cast<TaskId>(graph.tasks.size()); ++id) {
+      const Task& task = graph.tasks[static_cast<size_t>(id)];
+      if (task.kind == TaskKind::update) updates[{task.unit, task.chunk}] = id;
+    }
+    for (TaskId id = 0; id < static_cast<TaskId>(graph.tasks.size()); ++id) {
+      const Task& task = graph.tasks[static_cast<size_t>(id)];
+      if (task.kind != TaskKind::h2d || task.unit < 0) continue;
+      const TaskId update = updates.at({task.unit, task.chunk});
+      ASSERT_EQ(update < id, deferred) << "seed " << seed << ": " << graph.describe(id);
     }
   }
 }

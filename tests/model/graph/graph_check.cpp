@@ -161,15 +161,15 @@ std::string check_deliveries(const StepGraph& graph) {
 
 std::string check_gradients(const StepGraph& graph) {
   const int64_t wire = size_of(graph.plan.wire);
-  // Elements landed by (unit, chunk); updates by (unit, chunk).
-  std::map<std::pair<int, int>, int64_t> landed;
+  // What has landed: (unit, chunk) -> rank -> elements. With gpu reduction a rank lands its own shard only.
+  std::map<std::pair<int, int>, std::map<int, int64_t>> landed;
   std::map<std::pair<int, int>, int> updates;
   std::map<int32_t, std::set<int>> groups;
   for (const Task& task : graph.tasks) {
     const std::pair<int, int> key{task.unit, task.chunk};
     if (task.group >= 0) groups[task.group].insert(task.rank);
     if (task.kind == TaskKind::d2h && task.chunk >= 0) {
-      landed[key] += (task.at(Role::target).end - task.at(Role::target).begin) / wire;
+      landed[key][task.rank] += (task.at(Role::target).end - task.at(Role::target).begin) / wire;
     }
     if (task.kind == TaskKind::update) {
       if (++updates[key] > 1) return graph.describe(static_cast<TaskId>(&task - graph.tasks.data())) + " twice";
@@ -184,9 +184,13 @@ std::string check_gradients(const StepGraph& graph) {
     int64_t covered = 0;
     for (size_t chunk = 0; chunk < chunks.size(); ++chunk) {
       const std::pair<int, int> key{unit.unit, static_cast<int>(chunk)};
-      const int64_t wanted = gradients * graph.sources_per_group() * chunks[chunk].elements;
-      if (landed[key] != wanted) {
-        return fmt::format("{} chunk {}: {} gradient elements land, {} wanted", unit.name, chunk, landed[key], wanted);
+      for (int rank = 0; rank < graph.ranks(); ++rank) {
+        const bool gpu = graph.plan.reduction == Reduction::gpu;
+        const int64_t once = gpu ? chunks[chunk].shard_valid(rank, graph.ranks()) : chunks[chunk].elements;
+        if (landed[key][rank] != gradients * once) {
+          return fmt::format("{} chunk {} rank {}: {} gradient elements land, {} wanted", unit.name, chunk, rank,
+                             landed[key][rank], gradients * once);
+        }
       }
       if (updates[key] != 1) return fmt::format("{} chunk {} has {} updates", unit.name, chunk, updates[key]);
       if (chunks[chunk].begin != covered) return unit.name + ": chunks do not adjoin";

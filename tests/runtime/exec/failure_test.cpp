@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
+#include <thread>
 
 #include "model/base/error.h"
 #include "runtime/exec/executor.h"
@@ -14,6 +15,30 @@ namespace slidedp::testing {
 namespace {
 
 using ::testing::HasSubstr;
+
+// Passes everything on; a call's work on the stream throws at the n-th call.
+class FailingWork final : public Collective {
+ public:
+  FailingWork(std::unique_ptr<Collective> real, Device& device, int calls)
+      : real_(std::move(real)), device_(device), left_(calls) {}
+  int ranks() const override { return real_->ranks(); }
+  void all_gather(int rank, Stream& stream, const void* shard, void* full, int64_t bytes) override {
+    if (rank == 0 && --left_ == 0) device_.launch(stream, [] { throw std::runtime_error("injected fault"); });
+    real_->all_gather(rank, stream, shard, full, bytes);
+  }
+  void reduce_scatter(int rank, Stream& stream, const void* full, void* shard, int64_t elements, DType type) override {
+    real_->reduce_scatter(rank, stream, full, shard, elements, type);
+  }
+  void broadcast(int rank, Stream& stream, void* data, int64_t bytes, int root) override {
+    real_->broadcast(rank, stream, data, bytes, root);
+  }
+  void abort() override { real_->abort(); }
+
+ private:
+  std::unique_ptr<Collective> real_;
+  Device& device_;
+  int left_;  // used by rank 0's issuing thread only
+};
 
 // Passes everything on; throws at the n-th call of one function, or plants a NaN in a gradient.
 class FaultyCompute final : public Compute {
@@ -145,11 +170,23 @@ TEST_F(Failure, InACollectiveEndsTheRun) {
   }
 }
 
+TEST_F(Failure, InTheWorkOfACollectiveEndsTheRun) {
+  for (const int calls : {1, 5, 30}) {
+    const std::string error = error_of([&] {
+      training_.run(plan(), training_.train(), 4, [&](Backend& backend) {
+        Device& device = *backend.devices.front();
+        backend.collective = std::make_unique<FailingWork>(std::move(backend.collective), device, calls);
+      });
+    });
+    EXPECT_THAT(error, HasSubstr("injected fault"));
+  }
+}
+
 TEST_F(Failure, NonFiniteGradientStopsAnEagerRunWithTheTensorsName) {
   const std::string error =
       error_of([&] { training_.run(plan(), training_.train(), 4, fault(FaultyCompute::Where::nan, 3, 1)); });
   EXPECT_THAT(error, HasSubstr("model.layers.1.input_layernorm.weight"));
-  EXPECT_THAT(error, HasSubstr("step 1"));  // two micro-batches a step: the third call is in the second step
+  EXPECT_THAT(error, HasSubstr("step 2"));  // two micro-batches a step: the third call is in the second step
 }
 
 TEST_F(Failure, NonFiniteGradientSkipsADeferredUpdateAndLeavesTheStateAsItWas) {
@@ -160,6 +197,27 @@ TEST_F(Failure, NonFiniteGradientSkipsADeferredUpdateAndLeavesTheStateAsItWas) {
   EXPECT_EQ(skipped.skipped, (std::vector<bool>{false, true}));
   EXPECT_FALSE(std::isfinite(skipped.gradient_norms[1]));
   EXPECT_TRUE(skipped.state == before.state);
+}
+
+// Destroying an executor with work under way neither hangs nor touches what is gone.
+TEST_F(Failure, DestructionWithWorkUnderWay) {
+  const Plan plan = this->plan();
+  const TrainSpec train = training_.train();
+  const StepGraph graph = build_step_graph(training_.model(), train, plan);
+  const PackedDataset data(training_.data(), training_.model(), plan.seq);
+  for (int delay_us = 0; delay_us < 4000; delay_us += 40) {
+    HostState state(graph.layout);
+    Backend backend = make_backend(training_.model(), graph.layout, plan, 0);
+    Executor executor(graph, backend, state);
+    StepInput input;
+    input.adam = train.adam;
+    input.target_tokens = 1;
+    for (int rank = 0; rank < plan.ranks; ++rank) {
+      input.batches.push_back(data.fill(0, plan, rank, executor.batch(rank)));
+    }
+    executor.submit(input);
+    std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
+  }
 }
 
 TEST_F(Failure, CancelEndsCollect) {

@@ -1,6 +1,7 @@
 // A run from files to files: what it writes, what it refuses, and that nothing is left half-written.
 #include "runtime/exec/run_session.h"
 
+#include <SQLiteCpp/SQLiteCpp.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -73,7 +74,16 @@ class RunSession : public ::testing::Test {
     return "no error";
   }
   bool nothing_half_written() const {
-    return !fs::exists(partial_directory(options_.out / "hf")) && !fs::exists(replaced_directory(options_.out / "hf"));
+    return !fs::exists(partial_directory(options_.out / "hf")) &&
+           !fs::exists(replaced_directory(options_.out / "hf")) && !fs::exists(options_.out / "report.md.partial");
+  }
+  std::string status() const {
+    SQLite::Database log((options_.out / "run.db").string());
+    return log.execAndGet("SELECT status FROM runs").getString();
+  }
+  void load_again() const {
+    HostState state(make_layout(training_.model()));
+    load_hf_checkpoint(options_.out / "hf", state, 1);
   }
   int steps_printed() const {
     int count = 0;
@@ -133,12 +143,28 @@ TEST_F(RunSession, RefusesAnExistingRunDirectoryUnlessToldTo) {
   EXPECT_EQ(run(), ExitCode::ok);
 }
 
-TEST_F(RunSession, ContinuesFromItsOwnExportInPlace) {
+TEST_F(RunSession, RefusesToReplaceTheModelThatItTrains) {
   ASSERT_EQ(run(), ExitCode::ok);
   options_.model = options_.out / "hf";
   options_.overwrite = true;
+  EXPECT_THAT(error(), HasSubstr("would replace"));
+  options_.out = training_.folder() / "next";
   EXPECT_EQ(run(), ExitCode::ok);
-  EXPECT_TRUE(nothing_half_written());
+}
+
+// The model as the last finite step left it is exported, but the run does not end as if all were well.
+TEST_F(RunSession, EndsWhenEveryStepIsSkipped) {
+  TrainSpec train = training_.train();
+  train.adam.learning_rate = 1e30;
+  train.max_grad_norm = 1;
+  Plan plan = training_.plan(2, 1);
+  plan.update = UpdatePolicy::deferred;
+  options_.plan = training_.write_plan(plan, train);
+  options_.steps = 1000;
+  EXPECT_THAT(error(), HasSubstr("not finite"));
+  EXPECT_EQ(status(), "failed");
+  EXPECT_TRUE(fs::exists(options_.out / "hf"));
+  EXPECT_LT(steps_printed(), 20);
 }
 
 TEST_F(RunSession, DiskFullLeavesNoExportAndSaysSo) {
@@ -177,21 +203,65 @@ TEST_F(RunSession, ASecondInterruptStopsAtOnceAndExportsNothing) {
   EXPECT_TRUE(nothing_half_written());
 }
 
-// A second signal while the export is being written.
-TEST_F(RunSession, AnInterruptDuringTheExportRemovesIt) {
-  for (int operations = 0; operations < 8; ++operations) {
+// A second signal at any moment while the results are being written: the export is whole or not there, the report too.
+TEST_F(RunSession, AnInterruptWhileWritingLeavesNothingHalf) {
+  options_.overwrite = true;
+  int operations = 0;
+  for (bool finished = false; !finished; ++operations) {
+    ASSERT_LT(operations, 100);
     int left = operations;
     InterruptibleFileSystem files(posix_file_system(), [&] { return left-- <= 0; });
-    options_.overwrite = true;
+    fs::remove_all(options_.out);
     try {
       run(files);
-      ADD_FAILURE() << "no error";
+      finished = true;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ExitCode::interrupted);
+      EXPECT_EQ(status(), "interrupted");
     }
-    EXPECT_FALSE(fs::exists(options_.out / "hf"));
+    if (fs::exists(options_.out / "hf")) load_again();
+    EXPECT_EQ(fs::exists(options_.out / "report.md"), finished);
     EXPECT_TRUE(nothing_half_written());
   }
+  EXPECT_GT(operations, 6);  // it stopped inside the weights and between the files
+}
+
+TEST_F(RunSession, AFailedRunSaysSoInItsLog) {
+  SmallDisk disk(2'000);
+  EXPECT_THROW(run(disk), Error);
+  EXPECT_EQ(status(), "failed");
+}
+
+TEST_F(RunSession, TwoRunsDoNotShareADirectory) {
+  options_.overwrite = true;
+  std::string second;
+  stop_ = [&] {
+    if (second.empty()) {
+      second = "pending";
+      RunOptions options = options_;
+      RunEnvironment environment{posix_file_system(), [](const std::string&) {}, [] { return StopRequest::none; }};
+      try {
+        run_session(options, environment);
+      } catch (const Error& error) {
+        second = error.what();
+      }
+    }
+    return StopRequest::none;
+  };
+  EXPECT_EQ(run(), ExitCode::ok);
+  EXPECT_THAT(second, HasSubstr("another slidedp-run"));
+}
+
+TEST_F(RunSession, RefusesAPlanThatDoesNotFitItsBudget) {
+  std::string plan;
+  {
+    std::ifstream in(options_.plan);
+    plan.assign(std::istreambuf_iterator<char>(in), {});
+  }
+  const size_t at = plan.find("memory_bytes:");
+  plan.replace(at, plan.find('\n', at) - at, "memory_bytes: 65536");
+  std::ofstream(options_.plan) << plan;
+  EXPECT_THAT(error(), HasSubstr("device memory"));
 }
 
 TEST_F(RunSession, RefusesAPlanForAnotherModelBeforeItWritesAnything) {
@@ -231,7 +301,7 @@ TEST_F(RunSession, RefusesAStepWithoutTargets) {
   }
   options_.data = training_.folder() / "no-targets.safetensors";
   write_safetensors(posix_file_system(), options_.data, tensors, data.metadata());
-  EXPECT_THAT(error(), HasSubstr("step 0 has no target token"));
+  EXPECT_THAT(error(), HasSubstr("step 1 has no target token"));
   EXPECT_FALSE(fs::exists(options_.out));
 }
 

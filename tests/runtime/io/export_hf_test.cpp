@@ -68,7 +68,7 @@ class ExportTest : public testing::Test {
 TEST_F(ExportTest, WritesACompleteCheckpoint) {
   const UnitState first = state_.unit(0);
   const std::vector<uint16_t> lo(first.lo.begin(), first.lo.end());
-  export_hf_checkpoint(posix_file_system(), source_, state_, dir_);
+  export_hf_checkpoint(posix_file_system(), read_export_files(source_), state_, dir_);
   expect_complete(dir_, state_);
   expect_no_leftovers();
   EXPECT_TRUE(std::ranges::equal(first.lo, lo)) << "exporting does not touch the state";
@@ -81,20 +81,20 @@ TEST_F(ExportTest, WritesACompleteCheckpoint) {
 TEST_F(ExportTest, AnUntiedHeadIsWritten) {
   HostState untied(tiny_layout(false));
   fill_random(untied, 2);
-  export_hf_checkpoint(posix_file_system(), source_, untied, dir_);
+  export_hf_checkpoint(posix_file_system(), read_export_files(source_), untied, dir_);
   expect_complete(dir_, untied);
   EXPECT_NE(SafetensorsFile(dir_ / "model.safetensors").find("lm_head.weight"), nullptr);
 }
 
 TEST_F(ExportTest, ATrailingSlashChangesNothing) {
-  export_hf_checkpoint(posix_file_system(), source_, state_, dir_.string() + "/");
+  export_hf_checkpoint(posix_file_system(), read_export_files(source_), state_, dir_.string() + "/");
   expect_complete(dir_, state_);
   expect_no_leftovers();
 }
 
 TEST_F(ExportTest, ShardsStayBelowTheLimit) {
   constexpr int64_t kLimit = 5000;
-  export_hf_checkpoint(posix_file_system(), source_, state_, dir_, kLimit);
+  export_hf_checkpoint(posix_file_system(), read_export_files(source_), state_, dir_, kLimit);
   expect_complete(dir_, state_);
   const auto index = nlohmann::json::parse(read_file(dir_ / "model.safetensors.index.json"));
   std::set<std::string> files;
@@ -122,26 +122,27 @@ TEST_F(ExportTest, ShardsStayBelowTheLimit) {
 TEST_F(ExportTest, ConfigNamesBf16AndKeepsTheRest) {
   const std::string text = R"({"zeta": 1e-06, "torch_dtype": "float32", "dtype": "float16", "alpha": [1, 10000.0]})";
   write_file(source_ / "config.json", text);
-  export_hf_checkpoint(posix_file_system(), source_, state_, dir_);
+  export_hf_checkpoint(posix_file_system(), read_export_files(source_), state_, dir_);
   auto expected = nlohmann::ordered_json::parse(text);
   expected["torch_dtype"] = expected["dtype"] = "bfloat16";
   EXPECT_EQ(nlohmann::ordered_json::parse(read_file(dir_ / "config.json")), expected);
   write_file(source_ / "config.json", R"({"no_dtype" :   1})");
-  export_hf_checkpoint(posix_file_system(), source_, state_, dir_);
+  export_hf_checkpoint(posix_file_system(), read_export_files(source_), state_, dir_);
   EXPECT_EQ(read_file(dir_ / "config.json"), R"({"no_dtype" :   1})") << "what says nothing else stays byte for byte";
 }
 
 TEST_F(ExportTest, BadSourceOrTarget) {
   write_file(source_ / "config.json", "{");
-  EXPECT_THAT(error_of([&] { export_hf_checkpoint(posix_file_system(), source_, state_, dir_); }),
+  EXPECT_THAT(error_of([&] { export_hf_checkpoint(posix_file_system(), read_export_files(source_), state_, dir_); }),
               AllOf(HasSubstr("config.json"), HasSubstr("not JSON")));
   fs::remove(source_ / "config.json");
-  EXPECT_THAT(error_of([&] { export_hf_checkpoint(posix_file_system(), source_, state_, dir_); }),
+  EXPECT_THAT(error_of([&] { export_hf_checkpoint(posix_file_system(), read_export_files(source_), state_, dir_); }),
               HasSubstr("config.json"));
   EXPECT_FALSE(fs::exists(dir_));
   expect_no_leftovers();
+  write_file(source_ / "config.json", "{}");
   write_file(dir_, "a file");
-  EXPECT_THAT(error_of([&] { export_hf_checkpoint(posix_file_system(), source_, state_, dir_); }),
+  EXPECT_THAT(error_of([&] { export_hf_checkpoint(posix_file_system(), read_export_files(source_), state_, dir_); }),
               HasSubstr("not a directory"));
 }
 
@@ -152,15 +153,16 @@ TEST_F(ExportTest, AFullDiskAtAnyOperationLeavesThePreviousExport) {
       fs::remove_all(dir_);
       HostState old(tiny_layout(true));
       fill_random(old, 3);
-      if (previous) export_hf_checkpoint(posix_file_system(), source_, old, dir_);
+      if (previous) export_hf_checkpoint(posix_file_system(), read_export_files(source_), old, dir_);
       FaultyFileSystem counting;
-      export_hf_checkpoint(counting, source_, state_, folder_ / "counted", shard_bytes);
+      export_hf_checkpoint(counting, read_export_files(source_), state_, folder_ / "counted", shard_bytes);
       fs::remove_all(folder_ / "counted");
       const int operations = counting.operations() + (previous ? 1 : 0);  // one more rename
       ASSERT_GT(operations, 50);
       for (int at = 0; at < operations; ++at) {
         FaultyFileSystem files(at);
-        const std::string message = error_of([&] { export_hf_checkpoint(files, source_, state_, dir_, shard_bytes); });
+        const std::string message =
+            error_of([&] { export_hf_checkpoint(files, read_export_files(source_), state_, dir_, shard_bytes); });
         EXPECT_THAT(message, AllOf(HasSubstr("No space left"), HasSubstr(dir_.string()))) << files.failed_at();
         expect_no_leftovers();
         ASSERT_EQ(fs::exists(dir_), previous) << files.failed_at();
@@ -168,7 +170,7 @@ TEST_F(ExportTest, AFullDiskAtAnyOperationLeavesThePreviousExport) {
         if (HasFailure()) return;
       }
       FaultyFileSystem enough(operations);
-      export_hf_checkpoint(enough, source_, state_, dir_, shard_bytes);
+      export_hf_checkpoint(enough, read_export_files(source_), state_, dir_, shard_bytes);
       EXPECT_EQ(enough.operations(), operations);
       expect_complete(dir_, state_);
       expect_no_leftovers();
@@ -181,11 +183,11 @@ TEST_F(ExportTest, AFullDiskAtAnyOperationLeavesThePreviousExport) {
 TEST_F(ExportTest, NothingIsLostWhenNothingCanBeRenamed) {
   HostState old(tiny_layout(true));
   fill_random(old, 3);
-  export_hf_checkpoint(posix_file_system(), source_, old, dir_);
+  export_hf_checkpoint(posix_file_system(), read_export_files(source_), old, dir_);
   FaultyFileSystem counting;
-  export_hf_checkpoint(counting, source_, state_, folder_ / "counted");
+  export_hf_checkpoint(counting, read_export_files(source_), state_, folder_ / "counted");
   FaultyFileSystem files(counting.operations(), true);  // the second rename and whatever follows
-  EXPECT_THAT(error_of([&] { export_hf_checkpoint(files, source_, state_, dir_); }),
+  EXPECT_THAT(error_of([&] { export_hf_checkpoint(files, read_export_files(source_), state_, dir_); }),
               HasSubstr(replaced_directory(dir_).string()));
   EXPECT_FALSE(fs::exists(dir_));
   expect_complete(replaced_directory(dir_), old);
@@ -193,18 +195,18 @@ TEST_F(ExportTest, NothingIsLostWhenNothingCanBeRenamed) {
               AllOf(HasSubstr("interrupted"), HasSubstr(replaced_directory(dir_).string())));
   // An export that fails brings it back, one that succeeds replaces it.
   FaultyFileSystem fails(2);
-  error_of([&] { export_hf_checkpoint(fails, source_, state_, dir_); });
+  error_of([&] { export_hf_checkpoint(fails, read_export_files(source_), state_, dir_); });
   expect_complete(dir_, old);
   expect_no_leftovers();
 }
 
 TEST_F(ExportTest, LeftoversOfAKilledExportAreRemoved) {
   write_file(partial_directory(dir_) / "model.safetensors", "half");
-  export_hf_checkpoint(posix_file_system(), source_, state_, dir_);
+  export_hf_checkpoint(posix_file_system(), read_export_files(source_), state_, dir_);
   expect_complete(dir_, state_);
   // Killed after the renames, before the previous export was removed.
   write_file(replaced_directory(dir_) / "model.safetensors", "old");
-  export_hf_checkpoint(posix_file_system(), source_, state_, dir_);
+  export_hf_checkpoint(posix_file_system(), read_export_files(source_), state_, dir_);
   expect_complete(dir_, state_);
   expect_no_leftovers();
 }
@@ -224,7 +226,7 @@ save_file(tensors, target, metadata={"format": "pt"})
 )";
 
 TEST_F(ExportTest, TheReferenceLibraryReadsItAndWritesItBack) {
-  export_hf_checkpoint(posix_file_system(), source_, state_, dir_);
+  export_hf_checkpoint(posix_file_system(), read_export_files(source_), state_, dir_);
   write_file(folder_ / "resave.py", kResave);
   fs::create_directory(folder_ / "again");
   const std::string command = std::string(SLIDEDP_PYTHON) + " " + (folder_ / "resave.py").string() + " " +
