@@ -11,6 +11,7 @@ constexpr std::array<std::string_view, 3> kDeliveries{"replicated", "sharded", "
 constexpr std::array<std::string_view, 2> kReductions{"cpu", "gpu"};
 constexpr std::array<std::string_view, 4> kActivations{"keep", "selective", "recompute", "offload"};
 constexpr std::array<std::string_view, 3> kUpdates{"eager", "deferred", "split"};
+constexpr std::array<std::string_view, kUpdateParts> kParts{"whole", "weights", "moments"};
 constexpr std::array<std::string_view, 3> kUnits{"embedding", "layer", "head"};
 constexpr std::array<std::string_view, 5> kLanes{"compute", "h2d", "d2h", "comm", "update"};
 constexpr std::array<std::string_view, kTaskKinds> kTasks{"h2d",
@@ -44,6 +45,7 @@ std::string_view name(Delivery value) { return kDeliveries[static_cast<size_t>(v
 std::string_view name(Reduction value) { return kReductions[static_cast<size_t>(value)]; }
 std::string_view name(ActivationPolicy value) { return kActivations[static_cast<size_t>(value)]; }
 std::string_view name(UpdatePolicy value) { return kUpdates[static_cast<size_t>(value)]; }
+std::string_view name(UpdatePart value) { return kParts[static_cast<size_t>(value)]; }
 std::string_view name(UnitKind value) { return kUnits[static_cast<size_t>(value)]; }
 std::string_view name(LaneKind value) { return kLanes[static_cast<size_t>(value)]; }
 std::string_view name(TaskKind value) { return kTasks[static_cast<size_t>(value)]; }

@@ -13,6 +13,10 @@ enum class Delivery : uint8_t { replicated, sharded, broadcast };
 enum class Reduction : uint8_t { cpu, gpu };
 enum class ActivationPolicy : uint8_t { keep, selective, recompute, offload };
 enum class UpdatePolicy : uint8_t { eager, deferred, split };
+// What an update pass writes. `weights` (hi, lo) and then `moments` (m, v), with the same gradient and scalars, leave
+// the bits of `whole`.
+enum class UpdatePart : uint8_t { whole, weights, moments };
+inline constexpr int kUpdateParts = 3;
 enum class UnitKind : uint8_t { embedding, layer, head };
 
 // Where tasks run. The first four are in-order lanes of one rank; `update` is the host's pool of workers.
@@ -46,6 +50,7 @@ std::string_view name(Delivery);
 std::string_view name(Reduction);
 std::string_view name(ActivationPolicy);
 std::string_view name(UpdatePolicy);
+std::string_view name(UpdatePart);
 std::string_view name(UnitKind);
 std::string_view name(LaneKind);
 std::string_view name(TaskKind);

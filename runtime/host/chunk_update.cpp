@@ -2,20 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <stdexcept>
-#include <vector>
 
 namespace slidedp {
 namespace {
-
-// The sources from element `offset` on; `moved` keeps the pointers alive.
-GradientSources advance(const GradientSources& gradient, int64_t offset, std::vector<const void*>& moved) {
-  moved.clear();
-  for (const void* source : gradient.sources) {
-    moved.push_back(static_cast<const std::byte*>(source) + offset * size_of(gradient.type));
-  }
-  return {moved, gradient.group_size, gradient.type};
-}
 
 void check_range(const UnitLayout& layout, int64_t begin, int64_t elements) {
   if (begin < 0 || elements < 0 || begin + elements > layout.elements) {
@@ -25,6 +16,15 @@ void check_range(const UnitLayout& layout, int64_t begin, int64_t elements) {
 }
 
 }  // namespace
+
+GradientSources advance(const GradientSources& gradient, int64_t offset, std::vector<const void*>& moved) {
+  moved.clear();
+  for (const void* source : gradient.sources) {
+    moved.push_back(static_cast<const std::byte*>(source) + offset * size_of(gradient.type));
+  }
+  const float* accumulator = gradient.accumulator == nullptr ? nullptr : gradient.accumulator + offset;
+  return {moved, gradient.group_size, gradient.type, accumulator};
+}
 
 AdamScalars make_scalars(const AdamSpec& adam, double max_grad_norm, double gradient_norm_unscaled,
                          int64_t target_tokens, int64_t t) {
@@ -49,7 +49,7 @@ AdamScalars make_scalars(const AdamSpec& adam, double max_grad_norm, double grad
 }
 
 void update_chunk(const UnitLayout& layout, UnitState state, int64_t begin, int64_t elements,
-                  const GradientSources& gradient, const AdamScalars& scalars) {
+                  const GradientSources& gradient, const AdamScalars& scalars, UpdatePart part) {
   check_range(layout, begin, elements);
   const int64_t end = begin + elements;
   std::vector<const void*> moved;
@@ -63,7 +63,7 @@ void update_chunk(const UnitLayout& layout, UnitState state, int64_t begin, int6
     if (next < end && layout.tensors[i + 1].decay == decay) continue;
     const auto at = static_cast<size_t>(from), count = static_cast<size_t>(next - from);
     adam_update(state.hi.subspan(at, count), state.lo.subspan(at, count), state.m.subspan(at, count),
-                state.v.subspan(at, count), advance(gradient, from - begin, moved), scalars, decay);
+                state.v.subspan(at, count), advance(gradient, from - begin, moved), scalars, decay, part);
     from = next;
   }
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "model/spec/layout.h"
 #include "model/spec/train_spec.h"
@@ -19,10 +20,13 @@ namespace slidedp {
 AdamScalars make_scalars(const AdamSpec& adam, double max_grad_norm, double gradient_norm_unscaled,
                          int64_t target_tokens, int64_t t);
 
+// The gradient of the elements from `offset` on. The result's pointers live in `moved`.
+GradientSources advance(const GradientSources& gradient, int64_t offset, std::vector<const void*>& moved);
+
 // AdamW on elements [begin, begin + elements) of a unit. `gradient` holds that range only: its arrays start at `begin`.
-// Gaps between tensors (zero gradient, zero state) stay zero.
+// Gaps between tensors (zero gradient, zero state) stay zero. With scalars.skip nothing changes, whatever the part.
 void update_chunk(const UnitLayout& layout, UnitState state, int64_t begin, int64_t elements,
-                  const GradientSources& gradient, const AdamScalars& scalars);
+                  const GradientSources& gradient, const AdamScalars& scalars, UpdatePart part = UpdatePart::whole);
 
 // Name of the first tensor in the range whose summed gradient has a non-finite element; empty if none has.
 std::string first_nonfinite_tensor(const UnitLayout& layout, int64_t begin, int64_t elements,

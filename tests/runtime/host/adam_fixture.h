@@ -1,11 +1,15 @@
 // Random host state and gradients for the tests of the update.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <random>
 #include <span>
+#include <stdexcept>
 #include <vector>
 
 #include "runtime/host/cpu_adam.h"
@@ -86,6 +90,8 @@ class TestGradient {
     }
     return {keep, group_size_, type_};
   }
+  // Element i of one source.
+  float value(int source, size_t i) const { return values_[static_cast<size_t>(source)][i]; }
   // Sum of element i as the contract says: in fp32, in order inside a group, then the groups.
   float sum(size_t i) const {
     float total = 0;
@@ -103,6 +109,29 @@ class TestGradient {
   std::vector<std::vector<float>> values_;
   std::vector<std::vector<uint16_t>> narrow_;
   std::vector<const void*> pointers_;
+};
+
+// A block of memory that faults on what `protection` (PROT_NONE, PROT_READ) does not allow.
+class GuardedMemory {
+ public:
+  template <typename T>
+  explicit GuardedMemory(std::span<const T> content, int protection) : bytes_(content.size_bytes()) {
+    data_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data_ == MAP_FAILED) throw std::runtime_error("GuardedMemory: mmap failed");
+    std::memcpy(data_, content.data(), bytes_);
+    if (mprotect(data_, bytes_, protection) != 0) throw std::runtime_error("GuardedMemory: mprotect failed");
+  }
+  GuardedMemory(const GuardedMemory&) = delete;
+  GuardedMemory& operator=(const GuardedMemory&) = delete;
+  ~GuardedMemory() { munmap(data_, bytes_); }
+  template <typename T>
+  std::span<T> view() const {
+    return {static_cast<T*>(data_), bytes_ / sizeof(T)};
+  }
+
+ private:
+  void* data_;
+  size_t bytes_;
 };
 
 inline AdamScalars test_scalars() {
