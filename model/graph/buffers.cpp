@@ -40,6 +40,7 @@ class Declarer {
       table_.lo.push_back(state(BufferKind::state_lo, 2));
       table_.m.push_back(state(BufferKind::state_m, 4));
       table_.v.push_back(state(BufferKind::state_v, 4));
+      if (plan_.waves > 1) table_.accumulator.push_back(state(BufferKind::accumulator, 4));
       table_.partials_begin.push_back(blocks);
       blocks += unit.elements / kBlockElements;
     }
@@ -56,16 +57,17 @@ class Declarer {
     return largest;
   }
 
-  // Deferred: every source of every gradient has a place until its update. Eager: a ring, if the plan wants one; but a
-  // tied matrix' head gradient waits for the lookup's, so it always has a place of its own.
+  // One wave, deferred: every source of every gradient has a place until its update. Eager, or several waves, whose
+  // gradients go into the accumulators: a ring, if the plan wants one. With one wave a tied matrix' head gradient waits
+  // for the lookup's, so it then always has a place of its own.
   void declare_landing() {
-    const bool ring = plan_.update == UpdatePolicy::eager && plan_.landing_slots > 0;
+    const bool ring = plan_.landing_slots > 0;
     const int sources = graph_.sources_per_group();
     const int64_t wire_bytes = size_of(plan_.wire);
     for (const UnitLayout& unit : graph_.layout.units) {
       auto& groups = table_.landing.emplace_back();
       const int count = gradient_groups(graph_.layout, unit.unit);
-      if (ring && count == 1) continue;
+      if (ring && (count == 1 || plan_.waves > 1)) continue;
       for (int group = 0; group < count; ++group) {
         auto& of_group = groups.emplace_back();
         for (int source = 0; source < sources; ++source) {

@@ -27,6 +27,7 @@ struct RankBuffers {
 // Ids of all buffers that a plan needs, by what they are for.
 struct BufferTable {
   std::vector<BufferId> hi, lo, m, v;                       // by unit
+  std::vector<BufferId> accumulator;                        // by unit; empty with one wave
   std::vector<std::vector<std::vector<BufferId>>> landing;  // by unit, gradient group, source; empty unit: ring
   std::vector<std::vector<BufferId>> ring;                  // by source, ring slot
   BufferId partials = -1, scalars = -1;

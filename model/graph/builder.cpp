@@ -24,6 +24,7 @@ class Builder {
       first_chunk_.push_back(chunks);
       chunks += static_cast<int32_t>(graph_.chunks.back().size());
     }
+    total_chunks_ = chunks;
     buffers_ = declare_buffers(graph_, model);
     visits_ = plan_visits(graph_.layout, plan);
     wire_bytes_ = size_of(plan.wire);
@@ -37,6 +38,7 @@ class Builder {
       for (; delivered < visits_.size() && (delivered == visit || slots_free(visit, delivered)); ++delivered) {
         emit_deliveries(visits_[delivered]);
       }
+      wave_ = visits_[visit].wave;
       emit_compute(visits_[visit]);
       emit_gradients(visits_[visit]);
     }
@@ -104,7 +106,7 @@ class Builder {
   void emit_deliveries(const Visit& visit) {
     for (const Residency& weights : visit.weights) {
       if (!weights.deliver) continue;
-      if (plan().update != UpdatePolicy::eager && !updated(weights.unit)) emit_updates(weights.unit, kUpdatePhases);
+      if (plan().update != UpdatePolicy::eager && !updated(weights.unit)) emit_late_updates(weights.unit);
       for (size_t chunk = 0; chunk < chunks(weights.unit).size(); ++chunk) emit_delivery(weights, chunk);
     }
   }
@@ -119,8 +121,11 @@ class Builder {
   void emit_delivery(const Residency& weights, size_t index) {
     const Chunk& chunk = chunks(weights.unit)[index];
     const bool sharded = plan().delivery == Delivery::sharded;
+    const bool broadcast = plan().delivery == Delivery::broadcast;
+    const int root = static_cast<int>(index) % plan().ranks;
     const int64_t shard = chunk.shard_elements(plan().ranks);
     for (int rank = 0; rank < plan().ranks; ++rank) {
+      if (broadcast && rank != root) continue;
       const int64_t begin = chunk.begin + (sharded ? rank * shard : 0);
       const int64_t elements = sharded ? chunk.shard_valid(rank, plan().ranks) : chunk.elements;
       if (elements == 0) continue;
@@ -130,6 +135,7 @@ class Builder {
       touch(task, Role::target, AccessMode::write, weight_slot(rank, weights), begin * 2, elements * 2);
       task.work.link_bytes = task.work.host_read_bytes = elements * 2;
     }
+    if (broadcast) emit_broadcast(weights, index, root);
     if (!sharded) return;
     for (int rank = 0; rank < plan().ranks; ++rank) {
       Task& task = emit_chunk(TaskKind::all_gather, {LaneKind::comm, rank}, weights.unit, index);
@@ -137,6 +143,19 @@ class Builder {
       touch(task, Role::source, AccessMode::read, slot, (chunk.begin + rank * shard) * 2, shard * 2);
       touch(task, Role::target, AccessMode::write, slot, chunk.begin * 2, chunk.padded * 2);
       task.work.link_bytes = chunk.padded * 2;
+      task.group = groups_;
+    }
+    ++groups_;
+  }
+
+  void emit_broadcast(const Residency& weights, size_t index, int root) {
+    const Chunk& chunk = chunks(weights.unit)[index];
+    for (int rank = 0; rank < plan().ranks; ++rank) {
+      Task& task = emit_chunk(TaskKind::broadcast, {LaneKind::comm, rank}, weights.unit, index);
+      touch(task, Role::target, rank == root ? AccessMode::read : AccessMode::write, weight_slot(rank, weights),
+            chunk.begin * 2, chunk.elements * 2);
+      task.work.link_bytes = chunk.elements * 2;
+      task.root = root;
       task.group = groups_;
     }
     ++groups_;
@@ -158,18 +177,21 @@ class Builder {
         }
       }
     }
-    if (layout(visit.unit).kind == UnitKind::head) emit_loss();
+    if (layout(visit.unit).kind == UnitKind::head && wave_ == plan().waves - 1) emit_loss();
   }
 
   Task& emit_micro_batch(TaskKind kind, int unit, int rank, int m) {
     Task& task = emit(kind, {LaneKind::compute, rank}, unit);
     task.micro_batch = m;
-    task.wave = 0;
+    task.wave = wave_;
     const int64_t bytes = 3 * plan().micro_batch_tokens() * 4;
-    touch(task, Role::batch, AccessMode::read, rank_buffers(rank).batch, m * bytes, bytes);
+    touch(task, Role::batch, AccessMode::read, rank_buffers(rank).batch, place_in_step(m) * bytes, bytes);
     task.work.elements = plan().micro_batch_tokens();
     return task;
   }
+
+  // Micro-batches of a step are numbered wave after wave.
+  int64_t place_in_step(int m) const { return static_cast<int64_t>(wave_) * plan().micro_batches + m; }
 
   void touch_weights(Task& task, Role role, const Residency& weights) {
     touch(task, role, AccessMode::read, weight_slot(task.rank, weights), 0, layout(weights.unit).elements * 2);
@@ -227,7 +249,7 @@ class Builder {
     touch_hidden(task, Role::hidden_in, AccessMode::read, hidden(rank, m, graph_.layout.layers));
     touch_hidden(task, Role::hidden_gradient, AccessMode::write,
                  rank_buffers(rank).hidden_gradient[static_cast<size_t>(m)]);
-    touch(task, Role::loss, AccessMode::write, rank_buffers(rank).loss, m * 8, 8);
+    touch(task, Role::loss, AccessMode::write, rank_buffers(rank).loss, place_in_step(m) * 8, 8);
     task.work.flops = head_flops(model_, plan().micro_batch_tokens());
   }
 
@@ -279,33 +301,50 @@ class Builder {
     emit_unit_gradients(visit.unit, group, true);
   }
 
-  // `last`: all gradients of the unit have landed after this one.
+  // `last`: all of the unit's gradients of this wave have landed after this one.
   void emit_unit_gradients(int unit, int group, bool last) {
     for (size_t chunk = 0; chunk < chunks(unit).size(); ++chunk) {
-      const Place landing = landing_place(unit, group, 0, chunk);
-      emit_reduction(unit, group, chunk, landing.begin);
-      if (!last) continue;
-      if (plan().update == UpdatePolicy::eager) {
-        emit_update(unit, chunk, kStepPhases);
-      } else {
-        emit_chunk_norm(unit, chunk);
+      // The second pass of the previous step's update still reads what this lands on.
+      if (plan().update == UpdatePolicy::split && wave_ == 0 && group == 0) {
+        emit_update(unit, chunk, UpdatePart::moments);
       }
+      const std::vector<Place> places = land(unit, group, chunk);
+      emit_reduction(unit, places, chunk);
+      emit_consumer(unit, group, chunk, places, last);
     }
   }
 
-  // Landing buffers by source are alike, so `begin` holds for all of them. A ring slot is taken at the first call for a
-  // chunk, in landing order.
-  Place landing_place(int unit, int group, int source, size_t chunk) {
+  // What happens to a gradient once it has landed.
+  void emit_consumer(int unit, int group, size_t chunk, const std::vector<Place>& places, bool last) {
+    const bool several = plan().waves > 1;
+    if (several && !(last && wave_ == plan().waves - 1)) return emit_accumulate(unit, group, chunk, places);
+    if (!last) return;  // one wave: its places keep it until the update
+    if (plan().update == UpdatePolicy::eager) {
+      emit_eager_update(unit, chunk, places);
+    } else {
+      emit_chunk_norm(unit, chunk, places);
+    }
+  }
+
+  // Places for a chunk's gradient, one a source. A ring's slots are taken in landing order.
+  std::vector<Place> land(int unit, int group, size_t chunk) {
     const auto& groups = buffers_.landing[static_cast<size_t>(unit)];
-    if (!groups.empty()) {
-      return {groups[static_cast<size_t>(group)][static_cast<size_t>(source)], chunks(unit)[chunk].begin * wire_bytes_};
-    }
-    const auto [turn, fresh] = ring_turn_.try_emplace({unit, chunk}, static_cast<int64_t>(ring_turn_.size()));
-    const auto& slots = buffers_.ring[static_cast<size_t>(source)];
-    return {slots[static_cast<size_t>(turn->second) % slots.size()], 0};
+    if (!groups.empty()) return fixed_places(unit, group, chunk);
+    const int64_t turn = ring_turn_++;
+    std::vector<Place> places;
+    for (const auto& slots : buffers_.ring) places.push_back({slots[static_cast<size_t>(turn) % slots.size()], 0});
+    return places;
   }
 
-  void emit_reduction(int unit, int group, size_t index, int64_t landing_begin) {
+  std::vector<Place> fixed_places(int unit, int group, size_t chunk) const {
+    std::vector<Place> places;
+    for (const BufferId buffer : buffers_.landing[static_cast<size_t>(unit)][static_cast<size_t>(group)]) {
+      places.push_back({buffer, chunks(unit)[chunk].begin * wire_bytes_});
+    }
+    return places;
+  }
+
+  void emit_reduction(int unit, const std::vector<Place>& places, size_t index) {
     const Chunk& chunk = chunks(unit)[index];
     const bool gpu = plan().reduction == Reduction::gpu;
     const bool cast = plan().accumulator != plan().wire;
@@ -332,8 +371,8 @@ class Builder {
       if (elements == 0) continue;
       Task& task = emit_chunk(TaskKind::d2h, {LaneKind::d2h, rank}, unit, index);
       const Place from = gpu ? Place{rank_buffers(rank).shard[turn], 0} : wire[static_cast<size_t>(rank)];
-      const Place to = landing_place(unit, group, gpu ? 0 : rank, index);
-      const int64_t to_begin = landing_begin + (gpu ? rank * shard * wire_bytes_ : 0);
+      const Place to = places[static_cast<size_t>(gpu ? 0 : rank)];
+      const int64_t to_begin = to.begin + (gpu ? rank * shard * wire_bytes_ : 0);
       touch(task, Role::source, AccessMode::read, from.buffer, from.begin, elements * wire_bytes_);
       touch(task, Role::target, AccessMode::write, to.buffer, to_begin, elements * wire_bytes_);
       task.work.link_bytes = task.work.host_write_bytes = elements * wire_bytes_;
@@ -354,17 +393,28 @@ class Builder {
     ++groups_;
   }
 
-  // Gradient sources in order of summation: the groups (head, lookup), and in a group the ranks.
-  void touch_sources(Task& task) {
-    const auto chunk = static_cast<size_t>(task.chunk);
-    for (int group = 0; group < gradient_groups(graph_.layout, task.unit); ++group) {
-      for (int source = 0; source < graph_.sources_per_group(); ++source) {
-        const Place place = landing_place(task.unit, group, source, chunk);
-        touch(task, Role::source, AccessMode::read, place.buffer, place.begin, task.elements * wire_bytes_);
-        ++task.work.sources;
-      }
+  void touch_sources(Task& task, const std::vector<Place>& places) {
+    for (const Place& place : places) {
+      touch(task, Role::source, AccessMode::read, place.buffer, place.begin, task.elements * wire_bytes_);
     }
-    task.work.host_read_bytes += task.work.sources * task.elements * wire_bytes_;
+    task.work.sources += static_cast<int>(places.size());
+    task.work.host_read_bytes += static_cast<int64_t>(places.size()) * task.elements * wire_bytes_;
+  }
+
+  // With one wave, what earlier groups landed comes first: gradients are summed in the groups' order (head, lookup).
+  void touch_earlier_groups(Task& task) {
+    if (plan().waves > 1) return;
+    for (int group = 0; group + 1 < gradient_groups(graph_.layout, task.unit); ++group) {
+      touch_sources(task, fixed_places(task.unit, group, static_cast<size_t>(task.chunk)));
+    }
+  }
+
+  void touch_accumulator(Task& task, AccessMode mode) {
+    if (plan().waves == 1) return;
+    touch(task, Role::accumulator, mode, buffers_.accumulator[static_cast<size_t>(task.unit)], task.elements_begin * 4,
+          task.elements * 4);
+    if (mode != AccessMode::write) task.work.host_read_bytes += task.elements * 4;
+    if (mode != AccessMode::read) task.work.host_write_bytes += task.elements * 4;
   }
 
   void touch_partials(Task& task, AccessMode mode) {
@@ -373,42 +423,76 @@ class Builder {
     touch(task, Role::partials, mode, buffers_.partials, begin * 8, task.elements / kBlockElements * 8);
   }
 
-  void emit_updates(int unit, uint8_t phases) {
-    for (size_t chunk = 0; chunk < chunks(unit).size(); ++chunk) emit_update(unit, chunk, phases);
-  }
-
-  void emit_update(int unit, size_t chunk, uint8_t phases) {
-    Task& task = emit_chunk(TaskKind::update, {LaneKind::update, -1}, unit, chunk);
-    task.phases = phases;
-    touch_sources(task);
-    const auto state = [&](Role role, BufferId buffer, int64_t bytes) {
-      touch(task, role, AccessMode::read_write, buffer, task.elements_begin * bytes, task.elements * bytes);
-      task.work.host_read_bytes += task.elements * bytes;
-      task.work.host_write_bytes += task.elements * bytes;
-    };
-    const auto u = static_cast<size_t>(unit);
-    state(Role::hi, buffers_.hi[u], 2);
-    state(Role::lo, buffers_.lo[u], 2);
-    state(Role::m, buffers_.m[u], 4);
-    state(Role::v, buffers_.v[u], 4);
-    if (plan().update == UpdatePolicy::eager) {
-      touch_partials(task, AccessMode::write);  // the norm is logged only
-    } else {
-      touch(task, Role::scalars, AccessMode::read, buffers_.scalars, 0, 64);
+  // The previous step's update of a unit, before its weights are delivered.
+  void emit_late_updates(int unit) {
+    const bool split = plan().update == UpdatePolicy::split;
+    for (size_t chunk = 0; chunk < chunks(unit).size(); ++chunk) {
+      emit_update(unit, chunk, split ? UpdatePart::weights : UpdatePart::whole);
     }
   }
 
-  void emit_chunk_norm(int unit, size_t chunk) {
+  // A deferred update, or one part of it: reads what the previous step landed (or accumulated) and its norm.
+  void emit_update(int unit, size_t chunk, UpdatePart part) {
+    Task& task = emit_chunk(TaskKind::update, {LaneKind::update, -1}, unit, chunk);
+    task.phases = kUpdatePhases;
+    if (part == UpdatePart::moments) task.need += total_chunks_;  // after the weights of all units
+    touch_earlier_groups(task);
+    if (plan().waves == 1) touch_sources(task, fixed_places(unit, gradient_groups(graph_.layout, unit) - 1, chunk));
+    touch_accumulator(task, AccessMode::read);
+    touch_state(task, part);
+    touch(task, Role::scalars, AccessMode::read, buffers_.scalars, 0, 64);
+  }
+
+  void emit_eager_update(int unit, size_t chunk, const std::vector<Place>& places) {
+    Task& task = emit_chunk(TaskKind::update, {LaneKind::update, -1}, unit, chunk);
+    touch_earlier_groups(task);
+    touch_sources(task, places);
+    touch_accumulator(task, AccessMode::read);
+    touch_state(task, UpdatePart::whole);
+    touch_partials(task, AccessMode::write);  // the norm is logged only
+  }
+
+  // Weights: hi and lo are written from m and v; moments: m and v alone.
+  void touch_state(Task& task, UpdatePart part) {
+    task.part = part;
+    const auto state = [&](Role role, AccessMode mode, BufferId buffer, int64_t bytes) {
+      touch(task, role, mode, buffer, task.elements_begin * bytes, task.elements * bytes);
+      task.work.host_read_bytes += task.elements * bytes;
+      if (writes(mode)) task.work.host_write_bytes += task.elements * bytes;
+    };
+    const auto u = static_cast<size_t>(task.unit);
+    const AccessMode moments = part == UpdatePart::weights ? AccessMode::read : AccessMode::read_write;
+    if (part != UpdatePart::moments) {
+      state(Role::hi, AccessMode::read_write, buffers_.hi[u], 2);
+      state(Role::lo, AccessMode::read_write, buffers_.lo[u], 2);
+    }
+    state(Role::m, moments, buffers_.m[u], 4);
+    state(Role::v, moments, buffers_.v[u], 4);
+  }
+
+  void emit_accumulate(int unit, int group, size_t chunk, const std::vector<Place>& places) {
+    Task& task = emit_chunk(TaskKind::host_accumulate, {LaneKind::update, -1}, unit, chunk);
+    task.wave = wave_;
+    task.first = wave_ == 0 && group == 0;
+    task.need += 2 * total_chunks_;  // updates are waited for sooner
+    touch_sources(task, places);
+    touch_accumulator(task, task.first ? AccessMode::write : AccessMode::read_write);
+  }
+
+  // With several waves the last one is added to the accumulator in the same pass.
+  void emit_chunk_norm(int unit, size_t chunk, const std::vector<Place>& places) {
     Task& task = emit_chunk(TaskKind::norm, {LaneKind::update, -1}, unit, chunk);
-    task.need = -1;  // every update waits for the norm
-    touch_sources(task);
+    task.need += 2 * total_chunks_;  // waited for by the next step only
+    touch_earlier_groups(task);
+    touch_sources(task, places);
+    touch_accumulator(task, AccessMode::read_write);
     touch_partials(task, AccessMode::write);
   }
 
   // Combines the partial sums; deferred updates of the next step read the result.
   void emit_norm() {
     Task& task = emit(TaskKind::norm, {LaneKind::update, -1}, -1);
-    task.need = -1;
+    task.need = 3 * total_chunks_;
     const int64_t bytes = graph_.buffers[static_cast<size_t>(buffers_.partials)].bytes;
     touch(task, Role::partials, AccessMode::read, buffers_.partials, 0, bytes);
     touch(task, Role::scalars, AccessMode::write, buffers_.scalars, 0, 64);
@@ -420,8 +504,10 @@ class Builder {
   BufferTable buffers_;
   std::vector<Visit> visits_;
   std::vector<int32_t> first_chunk_;  // by unit: chunks of the units before it
-  std::map<std::pair<int, size_t>, int64_t> ring_turn_;
+  int32_t total_chunks_ = 0;
+  int64_t ring_turn_ = 0;
   std::map<size_t, bool> updated_;
+  int wave_ = 0;
   int64_t wire_bytes_ = 0, accumulator_bytes_ = 0;
   size_t wire_turn_ = 0;
   int32_t groups_ = 0;

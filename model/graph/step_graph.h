@@ -86,7 +86,8 @@ enum class Role : uint8_t {
   m,
   v,
   partials,
-  scalars
+  scalars,
+  accumulator  // fp32 sum over waves
 };
 
 struct Access {
@@ -123,7 +124,8 @@ struct Task {
   bool first = false;
   // Ranks of one collective carry the same group (>= 0); they start together.
   int32_t group = -1;
-  int32_t root = -1;  // broadcast
+  int32_t root = -1;                    // broadcast
+  UpdatePart part = UpdatePart::whole;  // update
   // Pool order: the task whose result is needed first runs first (smaller is sooner), after earlier steps' tasks.
   int32_t need = 0;
   Work work;

@@ -7,20 +7,18 @@
 namespace slidedp {
 namespace {
 
-std::vector<Visit> visit_order(const ModelLayout& layout) {
-  std::vector<Visit> visits;
+void append_wave(std::vector<Visit>& visits, const ModelLayout& layout, int wave) {
   const auto needs = [&](int unit) {
     return Residency{unit, layout.units[static_cast<size_t>(unit)].slot_class, -1, true};
   };
   const int head = layout.layers + 1;
-  visits.push_back({0, false, {needs(0)}});
-  for (int unit = 1; unit <= layout.layers; ++unit) visits.push_back({unit, false, {needs(unit)}});
-  Visit last{head, false, {needs(head)}};
+  visits.push_back({0, wave, false, {needs(0)}});
+  for (int unit = 1; unit <= layout.layers; ++unit) visits.push_back({unit, wave, false, {needs(unit)}});
+  Visit last{head, wave, false, {needs(head)}};
   if (layout.tied) last.weights.push_back(needs(0));
   visits.push_back(last);
-  for (int unit = layout.layers; unit >= 1; --unit) visits.push_back({unit, true, {needs(unit)}});
-  visits.push_back({0, true, {}});
-  return visits;
+  for (int unit = layout.layers; unit >= 1; --unit) visits.push_back({unit, wave, true, {needs(unit)}});
+  visits.push_back({0, wave, true, {}});
 }
 
 // What the slots of one class hold while the visits are walked.
@@ -67,7 +65,8 @@ int weight_slots(const ModelLayout& layout, const Plan& plan, SlotClass slot_cla
 }
 
 std::vector<Visit> plan_visits(const ModelLayout& layout, const Plan& plan) {
-  std::vector<Visit> visits = visit_order(layout);
+  std::vector<Visit> visits;
+  for (int wave = 0; wave < plan.waves; ++wave) append_wave(visits, layout, wave);
   std::array<std::vector<Slot>, kSlotClasses> slots;
   for (int c = 0; c < kSlotClasses; ++c) {
     slots[static_cast<size_t>(c)].resize(static_cast<size_t>(weight_slots(layout, plan, static_cast<SlotClass>(c))));

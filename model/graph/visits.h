@@ -22,6 +22,7 @@ struct Residency {
 // backward (layers, then the embedding, which needs no weights).
 struct Visit {
   int unit = -1;
+  int wave = 0;
   bool backward = false;
   std::vector<Residency> weights;
 };
@@ -29,8 +30,8 @@ struct Visit {
 // Weight slots of a class under this plan. More than the units of the class is never useful.
 int weight_slots(const ModelLayout& layout, const Plan& plan, SlotClass slot_class);
 
-// Visits of one wave in order, with slots assigned so that the unit needed furthest in the future makes room, and among
-// units that are not needed any more the one that has been idle longest (its slot is free first across the step
+// Visits of a step, wave after wave, with slots assigned so that the unit needed furthest in the future makes room, and
+// among units that are not needed any more the one that has been idle longest (its slot is free first across the step
 // boundary). Weights never stay from one step to the next: the update changes them.
 std::vector<Visit> plan_visits(const ModelLayout& layout, const Plan& plan);
 

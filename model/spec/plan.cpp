@@ -101,27 +101,22 @@ void check_combinations(const Plan& plan) {
   if (plan.accumulator == DType::bf16 && plan.micro_batches > 1) {
     refuse("accumulator", "bf16 loses sums over the {} micro-batches of a wave; set it to fp32", plan.micro_batches);
   }
-  if (plan.landing_slots > 0 && plan.update != UpdatePolicy::eager) {
-    refuse("landing_slots", "{} updates hold every gradient until the update, so it must be 0, not {}",
+  if (plan.landing_slots > 0 && plan.update != UpdatePolicy::eager && plan.waves == 1) {
+    refuse("landing_slots", "{} updates of one wave hold every gradient until the update, so it must be 0, not {}",
            name(plan.update), plan.landing_slots);
   }
 }
 
 // Plans that the types can say but this version does not run.
 void refuse_unsupported(const Plan& plan) {
-  constexpr int max_ranks = 4;
   const auto unsupported = [](const char* field, std::string_view value, std::string_view instead) {
     refuse(field, "{} is not supported in this version; use {}", value, instead);
   };
-  if (plan.ranks > max_ranks) unsupported("ranks", fmt::format("{}", plan.ranks), "at most 4");
-  if (plan.delivery == Delivery::broadcast) unsupported("delivery", "broadcast", "replicated or sharded");
   for (const ActivationPolicy policy : plan.activation) {
     if (policy == ActivationPolicy::selective || policy == ActivationPolicy::offload) {
       unsupported("activation", name(policy), "keep or recompute");
     }
   }
-  if (plan.update == UpdatePolicy::split) unsupported("update", "split", "eager or deferred");
-  if (plan.waves > 1) unsupported("waves", fmt::format("{}", plan.waves), "1");
 }
 
 // The sections' own rules. What depends on the model is validate_plan's.

@@ -51,6 +51,10 @@ void TaskBodies::issue(TaskId id, const StepContext& context, Stream& stream) {
       return backend_.collective->reduce_scatter(
           task.rank, stream, from, to, (target.end - target.begin) / size_of(graph_.plan.wire), graph_.plan.wire);
     }
+    case TaskKind::broadcast: {
+      const Access& target = task.at(Role::target);
+      return backend_.collective->broadcast(task.rank, stream, to, target.end - target.begin, task.root);
+    }
     case TaskKind::fwd:
     case TaskKind::head:
     case TaskKind::recompute:
@@ -114,20 +118,29 @@ void TaskBodies::run(TaskId id, StepContext& context) {
   const Task& task = graph_.tasks[static_cast<size_t>(id)];
   if (task.kind == TaskKind::norm && task.chunk < 0) return combine_norm(task, context);
   if (task.kind == TaskKind::update) return update(task, context);
-  if (task.kind != TaskKind::norm) throw std::logic_error("no body for this kind of pool task");
   const auto pointers = sources(task, context);
   const GradientSources gradient{pointers, graph_.sources_per_group(), graph_.plan.wire};
-  auto* partials = static_cast<double*>(operand(task, Role::partials, context));
+  auto* accumulator = static_cast<float*>(operand(task, Role::accumulator, context));
+  const std::span<float> sum(accumulator, accumulator == nullptr ? 0 : static_cast<size_t>(task.elements));
+  if (task.kind == TaskKind::host_accumulate) return accumulate(sum, gradient, task.first);
+  if (task.kind != TaskKind::norm) throw std::logic_error("no body for " + graph_.describe(id));
   // A non-finite element makes the partial sum, and with it the norm, non-finite: combine_norm sees it.
-  block_square_sums(gradient, task.elements, {partials, static_cast<size_t>(ceil_div(task.elements, kBlockElements))});
+  const std::span<double> partials(static_cast<double*>(operand(task, Role::partials, context)),
+                                   static_cast<size_t>(ceil_div(task.elements, kBlockElements)));
+  if (accumulator != nullptr) {
+    accumulate_and_square(sum, gradient, task.first, partials);
+  } else {
+    block_square_sums(gradient, task.elements, partials);
+  }
 }
 
 void TaskBodies::update(const Task& task, StepContext& context) {
   const UnitLayout& unit = graph_.layout.units[static_cast<size_t>(task.unit)];
   const auto pointers = sources(task, context);
-  const GradientSources gradient{pointers, graph_.sources_per_group(), graph_.plan.wire};
+  const GradientSources gradient{pointers, graph_.sources_per_group(), graph_.plan.wire,
+                                 static_cast<const float*>(operand(task, Role::accumulator, context))};
   if (graph_.plan.update == UpdatePolicy::eager) return update_eagerly(task, unit, gradient, context);
-  update_chunk(unit, state_.unit(task.unit), task.elements_begin, task.elements, gradient, deferred_);
+  update_chunk(unit, state_.unit(task.unit), task.elements_begin, task.elements, gradient, deferred_, task.part);
 }
 
 // Norm and update in pieces that stay in the core's cache between the two, so that memory sees the gradient once.
@@ -135,10 +148,10 @@ void TaskBodies::update_eagerly(const Task& task, const UnitLayout& unit, const 
                                 const StepContext& context) {
   constexpr int64_t piece = 256 * kBlockElements;
   auto* partials = static_cast<double*>(operand(task, Role::partials, context));
-  std::vector<const void*> at(gradient.sources.begin(), gradient.sources.end());
+  std::vector<const void*> moved;
   for (int64_t done = 0; done < task.elements; done += piece) {
     const int64_t elements = std::min(piece, task.elements - done);
-    const GradientSources part{at, gradient.group_size, gradient.type};
+    const GradientSources part = advance(gradient, done, moved);
     const auto blocks = static_cast<size_t>(ceil_div(elements, kBlockElements));
     if (!block_square_sums(part, elements, {partials + done / kBlockElements, blocks})) {
       failf(
@@ -148,7 +161,6 @@ void TaskBodies::update_eagerly(const Task& task, const UnitLayout& unit, const 
           context.input.step + 1, first_nonfinite_tensor(unit, task.elements_begin + done, elements, part));
     }
     update_chunk(unit, state_.unit(task.unit), task.elements_begin + done, elements, part, context.scalars);
-    for (const void*& source : at) source = static_cast<const std::byte*>(source) + elements * size_of(gradient.type);
   }
 }
 

@@ -45,14 +45,15 @@ class RandomProblem {
   void make_plan() {
     plan.model = model.fingerprint();
     plan.backend = "cpu";
-    plan.ranks = static_cast<int>(pick({1, 2, 3, 4}));
-    plan.delivery = plan.ranks > 1 && flip() ? Delivery::sharded : Delivery::replicated;
+    plan.ranks = static_cast<int>(pick({1, 2, 3, 4, 8}));
+    if (plan.ranks > 1) plan.delivery = static_cast<Delivery>(pick({0, 1, 2}));
     plan.reduction = plan.ranks > 1 && flip() ? Reduction::gpu : Reduction::cpu;
     plan.chunk_elements = pick({64, 300, 1000, 1 << 20});
     for (int64_t layer = 0; layer < model.layers; ++layer) {
       plan.activation.push_back(flip() ? ActivationPolicy::keep : ActivationPolicy::recompute);
     }
-    plan.update = flip() ? UpdatePolicy::eager : UpdatePolicy::deferred;
+    plan.update = static_cast<UpdatePolicy>(pick({0, 1, 2}));
+    plan.waves = static_cast<int>(pick({1, 1, 2, 3}));
     plan.wire = flip() ? DType::bf16 : DType::fp32;
     plan.micro_batches = static_cast<int>(pick({1, 2, 3}));
     plan.accumulator = plan.micro_batches == 1 && flip() ? DType::bf16 : DType::fp32;
@@ -64,12 +65,13 @@ class RandomProblem {
     plan.vocabulary_slots = static_cast<int>(pick({1, 2}));
     plan.vocabulary_kept = model.tied && flip();
     plan.wire_slots = static_cast<int>(pick({1, 2, 3}));
-    plan.landing_slots = plan.update == UpdatePolicy::eager ? static_cast<int>(pick({0, 1, 3})) : 0;
+    const bool ring = plan.update == UpdatePolicy::eager || plan.waves > 1;
+    plan.landing_slots = ring ? static_cast<int>(pick({0, 1, 3})) : 0;
     plan.threads.update = static_cast<int>(pick({1, 2}));
     train.seq = plan.seq;
     train.batch_rows = plan.batch_rows();
     train.steps = 4;
-    train.max_grad_norm = plan.update == UpdatePolicy::deferred && flip() ? 1.0 : 0.0;
+    train.max_grad_norm = plan.update != UpdatePolicy::eager && flip() ? 1.0 : 0.0;
   }
 
   std::mt19937 random_;

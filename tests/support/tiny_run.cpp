@@ -97,7 +97,7 @@ TrainSpec TinyTraining::train() const {
 
 Plan TinyTraining::plan() const { return plan(1, 1); }
 
-Plan TinyTraining::plan(int ranks, int micro_batches) const {
+Plan TinyTraining::plan(int ranks, int micro_batches, int waves) const {
   Plan plan;
   plan.model = model_.fingerprint();
   plan.backend = "cpu";
@@ -106,8 +106,9 @@ Plan TinyTraining::plan(int ranks, int micro_batches) const {
   plan.activation.assign(static_cast<size_t>(model_.layers), ActivationPolicy::keep);
   plan.wire = DType::fp32;
   plan.seq = kSeq;
+  plan.waves = waves;
   plan.micro_batches = micro_batches;
-  plan.micro_batch_rows = kRows / ranks / micro_batches;
+  plan.micro_batch_rows = kRows / ranks / waves / micro_batches;
   plan.head_chunk_tokens = 7;
   return plan;
 }

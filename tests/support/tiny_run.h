@@ -45,8 +45,8 @@ class TinyTraining {
   TrainSpec train() const;  // 8 rows of 16 tokens, lr 1e-4
   // A legal plan: one rank, everything in one micro-batch, all layers keep, eager, fp32 wire.
   Plan plan() const;
-  // A plan for `ranks` ranks with `micro_batches` micro-batches each.
-  Plan plan(int ranks, int micro_batches) const;
+  // A plan for `ranks` ranks with `micro_batches` micro-batches a wave each.
+  Plan plan(int ranks, int micro_batches, int waves = 1) const;
   std::filesystem::path data() const { return folder_ / "packed.safetensors"; }
   std::filesystem::path folder() const { return folder_; }  // removed at the end
   // The start of every run as a Hugging Face checkpoint, and a plan file for it; both in folder().

@@ -144,6 +144,21 @@ std::string check_deliveries(const StepGraph& graph) {
       if (content.unit != task.unit) content = {task.unit, {}};
       for (int64_t b = target.begin / 128; b < std::min(target.end, unit_end) / 128; ++b) content.valid.insert(b);
     }
+    if (task.kind == TaskKind::broadcast) {
+      // The root's slot holds the chunk; the others get it.
+      const Access& target = task.at(Role::target);
+      Content& content = slots[target.buffer];
+      if (task.rank == task.root) {
+        for (int64_t b = target.begin / 128; b < target.end / 128; ++b) {
+          if (content.unit != task.unit || content.valid.count(b) == 0) {
+            return fmt::format("broadcast of unit {} whose root {} does not hold it", task.unit, task.root);
+          }
+        }
+      } else {
+        if (content.unit != task.unit) content = {task.unit, {}};
+        for (int64_t b = target.begin / 128; b < target.end / 128; ++b) content.valid.insert(b);
+      }
+    }
     for (const Role role : {Role::weights, Role::vocabulary}) {
       const Access* weights = task.find(role);
       if (weights == nullptr) continue;
@@ -164,14 +179,17 @@ std::string check_gradients(const StepGraph& graph) {
   // What has landed: (unit, chunk) -> rank -> elements. With gpu reduction a rank lands its own shard only.
   std::map<std::pair<int, int>, std::map<int, int64_t>> landed;
   std::map<std::pair<int, int>, int> updates;
+  std::map<std::pair<int, int>, int> moments, accumulations;
   std::map<int32_t, std::set<int>> groups;
   for (const Task& task : graph.tasks) {
     const std::pair<int, int> key{task.unit, task.chunk};
+    if (task.kind == TaskKind::update && task.part == UpdatePart::moments) ++moments[key];
+    if (task.kind == TaskKind::host_accumulate) ++accumulations[key];
     if (task.group >= 0) groups[task.group].insert(task.rank);
     if (task.kind == TaskKind::d2h && task.chunk >= 0) {
       landed[key][task.rank] += (task.at(Role::target).end - task.at(Role::target).begin) / wire;
     }
-    if (task.kind == TaskKind::update) {
+    if (task.kind == TaskKind::update && task.part != UpdatePart::moments) {
       if (++updates[key] > 1) return graph.describe(static_cast<TaskId>(&task - graph.tasks.data())) + " twice";
     }
   }
@@ -186,11 +204,19 @@ std::string check_gradients(const StepGraph& graph) {
       const std::pair<int, int> key{unit.unit, static_cast<int>(chunk)};
       for (int rank = 0; rank < graph.ranks(); ++rank) {
         const bool gpu = graph.plan.reduction == Reduction::gpu;
-        const int64_t once = gpu ? chunks[chunk].shard_valid(rank, graph.ranks()) : chunks[chunk].elements;
+        const int64_t once =
+            graph.plan.waves * (gpu ? chunks[chunk].shard_valid(rank, graph.ranks()) : chunks[chunk].elements);
         if (landed[key][rank] != gradients * once) {
           return fmt::format("{} chunk {} rank {}: {} gradient elements land, {} wanted", unit.name, chunk, rank,
                              landed[key][rank], gradients * once);
         }
+      }
+      if (moments[key] != (graph.plan.update == UpdatePolicy::split ? 1 : 0)) {
+        return fmt::format("{} chunk {} has {} second passes", unit.name, chunk, moments[key]);
+      }
+      const int accumulated = graph.plan.waves == 1 ? 0 : static_cast<int>(gradients) * graph.plan.waves - 1;
+      if (accumulations[key] != accumulated) {
+        return fmt::format("{} chunk {} is accumulated {} times", unit.name, chunk, accumulations[key]);
       }
       if (updates[key] != 1) return fmt::format("{} chunk {} has {} updates", unit.name, chunk, updates[key]);
       if (chunks[chunk].begin != covered) return unit.name + ": chunks do not adjoin";

@@ -27,6 +27,13 @@ std::vector<Variant> exact_variants() {
       {"recompute", [](Plan& p) { p.activation.assign(p.activation.size(), ActivationPolicy::recompute); }},
       {"mixed activation", [](Plan& p) { p.activation[0] = p.activation[2] = ActivationPolicy::recompute; }},
       {"deferred", [](Plan& p) { p.update = UpdatePolicy::deferred; }},
+      {"split", [](Plan& p) { p.update = UpdatePolicy::split; }},
+      {"split, three update threads, chunks that divide no unit",
+       [](Plan& p) {
+         p.update = UpdatePolicy::split;
+         p.threads.update = 3;
+         p.chunk_elements = 1000;
+       }},
       {"one slot", [](Plan& p) { p.layer_slots = p.gradient_slots = p.wire_slots = 1; }},
       {"many slots",
        [](Plan& p) {
@@ -77,6 +84,7 @@ TEST_P(SameUpdate, BitForBitOnOneRank) {
 }
 
 TEST_P(SameUpdate, BitForBitOnTwoRanksForEachReduction) {
+  int turn = 0;
   for (const Reduction reduction : {Reduction::cpu, Reduction::gpu}) {
     for (const DType wire : {DType::fp32, DType::bf16}) {
       Plan base = training_.plan(2, 2);
@@ -86,9 +94,28 @@ TEST_P(SameUpdate, BitForBitOnTwoRanksForEachReduction) {
       for (const Variant& variant : exact_variants()) {
         Plan plan = base;
         variant.change(plan);
-        plan.delivery = Delivery::sharded;
+        plan.delivery = ++turn % 2 == 0 ? Delivery::sharded : Delivery::broadcast;
         expect_same_bits(training_.run(plan, train_, kSteps), reference, variant.name);
       }
+    }
+  }
+}
+
+// Several waves: the same bits for the same number of waves.
+TEST_P(SameUpdate, BitForBitWithSeveralWaves) {
+  int turn = 0;
+  for (const Reduction reduction : {Reduction::cpu, Reduction::gpu}) {
+    Plan base = training_.plan(2, 2, 2);
+    base.reduction = reduction;
+    base.wire = DType::bf16;
+    const RunResult reference = training_.run(base, train_, kSteps);
+    for (const Variant& variant : exact_variants()) {
+      Plan plan = base;
+      variant.change(plan);
+      plan.delivery = ++turn % 2 == 0 ? Delivery::sharded : Delivery::broadcast;
+      expect_same_bits(training_.run(plan, train_, kSteps), reference, variant.name);
+      plan.landing_slots = 1 + turn % 3;
+      expect_same_bits(training_.run(plan, train_, kSteps), reference, std::string(variant.name) + ", landing ring");
     }
   }
 }
@@ -104,6 +131,8 @@ TEST_P(SameUpdate, ClippedStepsAreTheSameBitsForAnyChunkAndThreadCount) {
     plan.chunk_elements = chunk;
     plan.threads.update = 3;
     expect_same_bits(training_.run(plan, train_, kSteps), reference, "chunk " + std::to_string(chunk));
+    plan.update = UpdatePolicy::split;
+    expect_same_bits(training_.run(plan, train_, kSteps), reference, "split, chunk " + std::to_string(chunk));
   }
 }
 
@@ -131,11 +160,11 @@ TEST_P(SameUpdate, WithinRoundingAcrossRanksReductionsAndMicroBatches) {
   for (const int ranks : {1, 2, 4}) {
     for (const Reduction reduction : {Reduction::cpu, Reduction::gpu}) {
       if (ranks == 1 && reduction == Reduction::gpu) continue;
-      for (const int micro_batches : {1, 2}) {
-        Plan plan = training_.plan(ranks, micro_batches);
+      for (const auto& [micro_batches, waves] : {std::pair(1, 1), std::pair(2, 1), std::pair(1, 2)}) {
+        Plan plan = training_.plan(ranks, micro_batches, waves);
         plan.reduction = reduction;
         const std::string what = "ranks " + std::to_string(ranks) + " " + std::string(name(reduction)) +
-                                 " micro-batches " + std::to_string(micro_batches);
+                                 " micro-batches " + std::to_string(micro_batches) + " waves " + std::to_string(waves);
         const RunResult other = training_.first_step(plan, train_);
         for (size_t t = 0; t < first.first_gradients.size(); ++t) {
           EXPECT_LE(relative_difference(other.first_gradients[t], first.first_gradients[t]), 1e-6)
