@@ -116,9 +116,7 @@ void refuse_unsupported(const Plan& plan) {
   if (plan.ranks > max_ranks) unsupported("ranks", fmt::format("{}", plan.ranks), "at most 4");
   if (plan.delivery == Delivery::broadcast) unsupported("delivery", "broadcast", "replicated or sharded");
   for (const ActivationPolicy policy : plan.activation) {
-    if (policy == ActivationPolicy::selective || policy == ActivationPolicy::offload) {
-      unsupported("activation", name(policy), "keep or recompute");
-    }
+    if (policy == ActivationPolicy::offload) unsupported("activation", "offload", "keep, selective or recompute");
   }
   if (plan.update == UpdatePolicy::split) unsupported("update", "split", "eager or deferred");
   if (plan.waves > 1) unsupported("waves", fmt::format("{}", plan.waves), "1");

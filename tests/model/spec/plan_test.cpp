@@ -294,8 +294,6 @@ TEST(ValidatePlan, RefusesWhatThisVersionDoesNotRun) {
               unsupported("ranks", "5"));
   EXPECT_THAT(refused_plan([](Plan& plan) { plan.delivery = Delivery::broadcast; }),
               unsupported("delivery", "broadcast"));
-  EXPECT_THAT(refused_plan([](Plan& plan) { plan.activation[3] = ActivationPolicy::selective; }),
-              unsupported("activation", "selective"));
   EXPECT_THAT(refused_plan([](Plan& plan) { plan.activation[0] = ActivationPolicy::offload; }),
               unsupported("activation", "offload"));
   EXPECT_THAT(refused_plan([](Plan& plan) { plan.update = UpdatePolicy::split; }), unsupported("update", "split"));
