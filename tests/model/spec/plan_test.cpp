@@ -201,6 +201,7 @@ TEST(ValidatePlan, AcceptsWhatRuns) {
     train.batch_rows = 6;
   });
   expect_valid([](Plan& plan, TrainSpec&) { plan.head_chunk_tokens = 512; });
+  expect_valid([](Plan& plan, TrainSpec&) { plan.activation[3] = ActivationPolicy::selective; });
   expect_valid([](Plan& plan, TrainSpec&) {
     plan.update = UpdatePolicy::eager;
     plan.landing_slots = 3;

@@ -125,7 +125,7 @@ TEST_P(Layer, SelectiveGivesTheSameBitsAsKeep) {
       LayerRun keep(model, plan_for(model, kRows, shape.seq, threads), batch);
       LayerRun selective(model, plan_for(model, kRows, shape.seq, threads, ActivationPolicy::selective), batch,
                          /*shift=*/1);
-      // Two micro-batches' worth: the first overwrites the slot, the second adds the gradient of the first's gradient.
+      // Twice, so that gradients are overwritten once and added once.
       for (LayerRun* run : {&keep, &selective}) {
         run->forward();
         run->backward(/*first=*/true);
