@@ -43,8 +43,8 @@ int64_t bench_bytes(const ModelSpec& model, int64_t tokens) {
   const ModelLayout layout = make_layout(model);
   const Plan plan = one_rank_plan("cpu", tokens);
   return layout.elements * (2 + 4) + (model.tied ? vocabulary_bytes(model) : 0) +
-         saved_layout(model, tokens, DType::fp32).bytes + 3 * hidden_bytes(model, tokens, DType::fp32) +
-         temporary_bytes(model, plan);
+         saved_layout(model, tokens, DType::fp32, ActivationPolicy::keep).bytes +
+         3 * hidden_bytes(model, tokens, DType::fp32) + temporary_bytes(model, plan);
 }
 
 int64_t first_token_count(const ModelSpec& model) {
@@ -137,7 +137,8 @@ std::vector<double> KernelBench::layer() {
   if (layer_weights_.data() == nullptr) {
     layer_weights_ = filled(unit.elements, DType::bf16);
     layer_gradients_ = filled(unit.elements, DType::fp32);
-    saved_ = device_->allocate(saved_layout(model_, tokens_, DType::fp32).bytes, "kernel probe's activations");
+    saved_ = device_->allocate(saved_layout(model_, tokens_, DType::fp32, ActivationPolicy::keep).bytes,
+                               "kernel probe's activations");
   }
   Compute& compute = *backend_.compute.front();
   // Backward works in place: without a fresh gradient each time, repeats would run on ever smaller numbers.

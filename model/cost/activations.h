@@ -10,26 +10,33 @@
 
 namespace slidedp {
 
-// Offsets in bytes of the tensors that one layer saves for one micro-batch of `tokens` tokens (activation policy keep:
-// everything that backward reads besides the layer input and that is not cheaper to form again: the normed inputs and
-// silu(gate) * up are). Offsets are 64-byte aligned. Backward turns qkv, qk_rotated and gate_up into their gradients.
+// A tensor that is not saved: backward forms it again, or the model has no such tensor.
+inline constexpr int64_t kNotSaved = -1;
+
+// Offsets in bytes of the tensors that one layer saves for one micro-batch of `tokens` tokens, besides the layer input,
+// which is a buffer of its own. Always formed again in backward: the normed inputs and silu(gate) * up. `selective`
+// also forms again every 1/rms, QK-norm and RoPE; the other policies save them (recompute and offload while their
+// scratch holds the layer). Offsets are 64-byte aligned. Backward turns qkv, qk_rotated and gate_up into their
+// gradients.
 struct SavedLayout {
-  int64_t input_rstd = 0;  // fp32 [tokens]: 1/rms of the layer input
-  // Compute type, one row a token: [tokens, (heads + 2 * kv_heads) * head_dim], queries, keys, values, after bias.
-  // Without QK-norm queries and keys are rotated (RoPE) in place; with it they stay as projected.
+  int64_t input_rstd = kNotSaved;  // fp32 [tokens]: 1/rms of the layer input; not selective
+  // Compute type, one row a token: [tokens, (heads + 2 * kv_heads) * head_dim], queries, keys, values, after bias, as
+  // projected unless qk_rotated says otherwise.
   int64_t qkv = 0;
-  int64_t qk_rstd = 0;        // only with qk_norm: fp32 [tokens, heads + kv_heads]: 1/rms per head
-  int64_t qk_rotated = 0;     // only with qk_norm: [tokens, (heads + kv_heads) * head_dim], normed and rotated
-  int64_t attention = 0;      // compute type [tokens, heads * head_dim]
-  int64_t log_sum_exp = 0;    // fp32, heads * tokens; document by document, inside one [kv head][token][group]
-  int64_t residual = 0;       // compute type [tokens, hidden]: input + attention block
-  int64_t residual_rstd = 0;  // fp32 [tokens]
+  int64_t qk_rstd = kNotSaved;  // fp32 [tokens, heads + kv_heads]: 1/rms per head; only with QK-norm, not selective
+  // Queries and keys after QK-norm and RoPE; not selective. With QK-norm [tokens, (heads + kv_heads) * head_dim];
+  // without, equal to qkv: they are rotated where they are.
+  int64_t qk_rotated = kNotSaved;
+  int64_t attention = 0;              // compute type [tokens, heads * head_dim]
+  int64_t log_sum_exp = 0;            // fp32, heads * tokens; by document, inside one [kv head][token][group]
+  int64_t residual = 0;               // compute type [tokens, hidden]: input + attention block
+  int64_t residual_rstd = kNotSaved;  // fp32 [tokens]; not selective
   // Compute type [tokens, 2 * intermediate], gate then up, after bias. Backward reuses the area for the gradient of the
   // attention output, so it also has room for [tokens, heads * head_dim].
   int64_t gate_up = 0;
   int64_t bytes = 0;
 };
-SavedLayout saved_layout(const ModelSpec& model, int64_t tokens, DType compute);
+SavedLayout saved_layout(const ModelSpec& model, int64_t tokens, DType compute, ActivationPolicy policy);
 
 inline int64_t hidden_bytes(const ModelSpec& model, int64_t tokens, DType compute) {
   return tokens * model.hidden * size_of(compute);

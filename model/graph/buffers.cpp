@@ -129,7 +129,9 @@ class Declarer {
     RankBuffers& buffers = table_.ranks.back();
     const int64_t tokens = plan_.micro_batch_tokens();
     const int64_t hidden = hidden_bytes(model_, tokens, plan_.compute);
-    const int64_t saved = saved_layout(model_, tokens, plan_.compute).bytes;
+    const auto saved = [&](ActivationPolicy policy) {
+      return saved_layout(model_, tokens, plan_.compute, policy).bytes;
+    };
     BufferId scratch = -1;  // layers that recompute share it
     for (int m = 0; m < plan_.micro_batches; ++m) {
       auto& boundaries = buffers.hidden.emplace_back();
@@ -139,13 +141,14 @@ class Declarer {
             add(BufferKind::hidden, rank, -1, hidden, fmt::format("rank {} micro-batch {} hidden {}", rank, m, i)));
       }
       for (int i = 0; i < graph_.layout.layers; ++i) {
-        if (plan_.activation[static_cast<size_t>(i)] == ActivationPolicy::keep) {
-          layers.push_back(add(BufferKind::saved, rank, -1, saved,
+        const ActivationPolicy policy = plan_.activation[static_cast<size_t>(i)];
+        if (policy == ActivationPolicy::keep || policy == ActivationPolicy::selective) {
+          layers.push_back(add(BufferKind::saved, rank, -1, saved(policy),
                                fmt::format("rank {} micro-batch {} saved layer {}", rank, m, i)));
           continue;
         }
         if (scratch < 0) {
-          scratch = add(BufferKind::saved, rank, -1, saved, fmt::format("rank {} saved scratch", rank));
+          scratch = add(BufferKind::saved, rank, -1, saved(policy), fmt::format("rank {} saved scratch", rank));
         }
         layers.push_back(scratch);
       }

@@ -113,9 +113,7 @@ void refuse_unsupported(const Plan& plan) {
     refuse(field, "{} is not supported in this version; use {}", value, instead);
   };
   for (const ActivationPolicy policy : plan.activation) {
-    if (policy == ActivationPolicy::selective || policy == ActivationPolicy::offload) {
-      unsupported("activation", name(policy), "keep or recompute");
-    }
+    if (policy == ActivationPolicy::offload) unsupported("activation", "offload", "keep, selective or recompute");
   }
 }
 

@@ -85,16 +85,15 @@ class AtenCompute final : public Compute {
                      void* hidden_out) override {
     const Entry entry(plan_.threads.compute_per_rank);
     check_positions(batch);
-    nn::layer_forward(nn::LayerCall(model_, unit(layer), rope_, batch, weights, hidden_in, saved),
-                      static_cast<float*>(hidden_out));
+    nn::layer_forward(call(layer, weights, batch, hidden_in, saved), static_cast<float*>(hidden_out));
   }
 
   void layer_backward(int layer, const void* weights, const MicroBatch& batch, const void* hidden_in, void* saved,
                       void* hidden_gradient, void* gradients, bool first) override {
     const Entry entry(plan_.threads.compute_per_rank);
     check_positions(batch);
-    nn::layer_backward(nn::LayerCall(model_, unit(layer), rope_, batch, weights, hidden_in, saved),
-                       static_cast<float*>(hidden_gradient), nn::GradientSlot(gradients, plan_.accumulator, first));
+    nn::layer_backward(call(layer, weights, batch, hidden_in, saved), static_cast<float*>(hidden_gradient),
+                       nn::GradientSlot(gradients, plan_.accumulator, first));
   }
 
   void head(const void* weights, const void* vocabulary, const MicroBatch& batch, const void* hidden_in,
@@ -128,7 +127,11 @@ class AtenCompute final : public Compute {
   }
 
  private:
-  const UnitLayout& unit(int layer) const { return layout_.units.at(static_cast<size_t>(layer) + 1); }
+  nn::LayerCall call(int layer, const void* weights, const MicroBatch& batch, const void* hidden_in,
+                     void* saved) const {
+    const size_t index = static_cast<size_t>(layer);
+    return {model_, layout_.units.at(index + 1), plan_.activation.at(index), rope_, batch, weights, hidden_in, saved};
+  }
   int64_t embedding_offset() const { return layout_.embedding().at(TensorRole::embedding).offset; }
 
   // The data set checks its files; these keep a wrong batch from reading or writing outside its arrays.

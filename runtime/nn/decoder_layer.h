@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "model/base/types.h"
 #include "model/cost/activations.h"
 #include "model/spec/layout.h"
 #include "model/spec/model_spec.h"
@@ -13,16 +14,26 @@
 
 namespace slidedp::nn {
 
-// The saved tensors of one layer and micro-batch, as pointers into the saved area.
+// The saved tensors of one layer and micro-batch, as pointers into the saved area; null: not saved.
 struct SavedTensors {
   SavedTensors(const SavedLayout& layout, void* base);
   float *input_rstd, *qkv, *qk_rstd, *qk_rotated, *attention, *log_sum_exp, *residual, *residual_rstd, *gate_up;
 };
 
+// The block "projection of a norm": output = rms_norm(x) * matrix^T + bias.
+struct NormedProjection {
+  TensorRole norm, matrix, bias;
+  bool has_bias;
+  int64_t outputs;
+  const float* x;
+  float* saved_rstd;  // null: not saved
+  float* output;      // backward: its gradient
+};
+
 // What both passes need; cheap to make, borrows everything.
 struct LayerCall {
-  LayerCall(const ModelSpec& model, const UnitLayout& unit, const RopeTable& table, const MicroBatch& batch,
-            const void* weights, const void* hidden_in, void* saved);
+  LayerCall(const ModelSpec& model, const UnitLayout& unit, ActivationPolicy policy, const RopeTable& table,
+            const MicroBatch& batch, const void* weights, const void* hidden_in, void* saved);
 
   const ModelSpec& model;
   const UnitLayout& unit;
@@ -38,19 +49,15 @@ struct LayerCall {
   const uint16_t* weight(TensorRole role) const { return weights + offset(role); }
   const uint16_t* bias(TensorRole role, bool present) const { return present ? weight(role) : nullptr; }
   AttentionShape attention_shape() const;
-  // Queries and keys as attention reads them: after norm and rotation.
-  HeadMatrix rotated_queries() const;
-  HeadMatrix rotated_keys() const;
+  NormedProjection qkv_block() const;
+  NormedProjection gate_up_block() const;
   HeadMatrix values() const { return {saved.qkv + queries + keys, qkv_width()}; }
-  // One row a head. As projected (before QK-norm), and as attention reads them.
+  // As projected (before QK-norm), one row a head.
   Rows projected_query_heads() const {
     return {saved.qkv, tokens * model.heads, model.head_dim, qkv_width(), model.heads};
   }
   Rows projected_key_heads() const {
     return {saved.qkv + queries, tokens * model.kv_heads, model.head_dim, qkv_width(), model.kv_heads};
-  }
-  Rows rotated_heads(const HeadMatrix& matrix, int64_t heads) const {
-    return {matrix.data, tokens * heads, model.head_dim, matrix.stride, heads};
   }
 };
 

@@ -2,6 +2,8 @@
 #include <vector>
 
 #include "runtime/nn/decoder_layer.h"
+#include "runtime/nn/rotated_heads.h"
+#include "runtime/nn/row_scale.h"
 #include "runtime/nn/tensors.h"
 
 namespace slidedp::nn {
@@ -33,16 +35,6 @@ void norm_weight_gradient(const GradientSlot& slot, int64_t offset, ConstRows x,
   slot.store(offset, sums);
 }
 
-// The block "projection of a norm": output = rms_norm(x) * matrix^T + bias.
-struct NormedProjection {
-  TensorRole norm, matrix, bias;
-  bool has_bias;
-  int64_t outputs;
-  const float* x;
-  const float* rstd;
-  float* output_gradient;
-};
-
 // Weight, bias and norm gradients; hidden_gradient += gradient of x. One [tokens, hidden] temporary holds first the
 // projection's input, then its gradient.
 void backward(const LayerCall& call, const NormedProjection& block, float* hidden_gradient, const GradientSlot& slot) {
@@ -50,15 +42,16 @@ void backward(const LayerCall& call, const NormedProjection& block, float* hidde
   const ConstRows x = matrix_rows(block.x, tokens, hidden);
   at::Tensor normed = matrix(tokens, hidden);
   const Rows normed_rows = matrix_rows(normed.data_ptr<float>(), tokens, hidden);
-  rms_norm_apply(x, call.weight(block.norm), block.rstd, normed_rows);
-  const at::Tensor gradient = view(block.output_gradient, tokens, block.outputs);
+  const RowScale rstd(block.saved_rstd, tokens);
+  rstd.norm_again(x, call.weight(block.norm), call.model.rms_eps, normed_rows);
+  const at::Tensor gradient = view(block.output, tokens, block.outputs);
   weight_gradient(slot, call.offset(block.matrix), gradient, normed);
   if (block.has_bias) {
-    bias_gradient(slot, call.offset(block.bias), block.output_gradient, tokens, block.outputs);
+    bias_gradient(slot, call.offset(block.bias), block.output, tokens, block.outputs);
   }
   input_gradient(gradient, call.weight(block.matrix), normed);
-  norm_weight_gradient(slot, call.offset(block.norm), x, block.rstd, normed_rows);
-  rms_norm_backward(x, call.weight(block.norm), block.rstd, normed_rows, matrix_rows(hidden_gradient, tokens, hidden),
+  norm_weight_gradient(slot, call.offset(block.norm), x, rstd.data(), normed_rows);
+  rms_norm_backward(x, call.weight(block.norm), rstd.data(), normed_rows, matrix_rows(hidden_gradient, tokens, hidden),
                     /*add=*/true);
 }
 
@@ -75,17 +68,14 @@ void backward_down(const LayerCall& call, float* hidden_gradient, const Gradient
   }
 }
 
-// Through the output projection and attention: the rotated q, k and v become their gradients. The gradient of the
-// attention output takes the place of saved.gate_up, which is spent.
-void backward_attention(const LayerCall& call, float* hidden_gradient, const GradientSlot& slot) {
+// The gradient of the attention output takes the place of saved.gate_up, which is spent.
+void backward_output(const LayerCall& call, float* hidden_gradient, const GradientSlot& slot) {
   const int64_t tokens = call.tokens, hidden = call.model.hidden;
   const at::Tensor gradient = view(hidden_gradient, tokens, hidden);
   weight_gradient(slot, call.offset(TensorRole::o_weight), gradient, view(call.saved.attention, tokens, call.queries));
   if (call.model.o_bias) bias_gradient(slot, call.offset(TensorRole::o_bias), hidden_gradient, tokens, hidden);
   at::Tensor attention_gradient = view(call.saved.gate_up, tokens, call.queries);
   input_gradient(gradient, call.weight(TensorRole::o_weight), attention_gradient);
-  attention_backward(call.attention_shape(), call.rotated_queries(), call.rotated_keys(), call.values(),
-                     call.saved.attention, call.saved.log_sum_exp, call.saved.gate_up);
 }
 
 // Back through QK-norm of one group of heads: projected heads become their gradients.
@@ -95,34 +85,28 @@ void backward_head_norm(const LayerCall& call, TensorRole norm, Rows projected, 
   rms_norm_backward(projected, call.weight(norm), rstd, gradient, projected, /*add=*/false);
 }
 
-// saved.qkv becomes the gradient of the projected q, k, v.
-void backward_rotation(const LayerCall& call, const GradientSlot& slot) {
-  const Rows queries = call.rotated_heads(call.rotated_queries(), call.model.heads);
-  const Rows keys = call.rotated_heads(call.rotated_keys(), call.model.kv_heads);
-  rope(queries, call.batch.positions, call.table, /*inverse=*/true);
-  rope(keys, call.batch.positions, call.table, /*inverse=*/true);
+// Through attention, rotation and QK-norm: saved.qkv becomes the gradient of the projected q, k, v.
+void backward_attention(const LayerCall& call, const GradientSlot& slot) {
+  const RotatedHeads heads = RotatedHeads::restore(call);
+  attention_backward(call.attention_shape(), heads.queries(), heads.keys(), call.values(), call.saved.attention,
+                     call.saved.log_sum_exp, call.saved.gate_up);
+  rope(heads.query_rows(), call.batch.positions, call.table, /*inverse=*/true);
+  rope(heads.key_rows(), call.batch.positions, call.table, /*inverse=*/true);
   if (!call.model.qk_norm) return;
-  backward_head_norm(call, TensorRole::q_norm, call.projected_query_heads(), call.saved.qk_rstd, queries, slot);
-  backward_head_norm(call, TensorRole::k_norm, call.projected_key_heads(), call.saved.qk_rstd + queries.rows, keys,
+  backward_head_norm(call, TensorRole::q_norm, call.projected_query_heads(), heads.query_rstd(), heads.query_rows(),
                      slot);
+  backward_head_norm(call, TensorRole::k_norm, call.projected_key_heads(), heads.key_rstd(), heads.key_rows(), slot);
 }
 
 }  // namespace
 
 void layer_backward(const LayerCall& call, float* hidden_gradient, const GradientSlot& gradients) {
-  const ModelSpec& model = call.model;
   gradients.zero_gaps(call.unit);
   backward_down(call, hidden_gradient, gradients);
-  backward(call,
-           {TensorRole::post_norm, TensorRole::gate_weight, TensorRole::gate_bias, model.mlp_bias,
-            2 * model.intermediate, call.saved.residual, call.saved.residual_rstd, call.saved.gate_up},
-           hidden_gradient, gradients);
-  backward_attention(call, hidden_gradient, gradients);
-  backward_rotation(call, gradients);
-  backward(call,
-           {TensorRole::input_norm, TensorRole::q_weight, TensorRole::q_bias, model.qkv_bias, call.qkv_width(),
-            call.input, call.saved.input_rstd, call.saved.qkv},
-           hidden_gradient, gradients);
+  backward(call, call.gate_up_block(), hidden_gradient, gradients);
+  backward_output(call, hidden_gradient, gradients);
+  backward_attention(call, gradients);
+  backward(call, call.qkv_block(), hidden_gradient, gradients);
 }
 
 }  // namespace slidedp::nn

@@ -22,7 +22,8 @@ class RandomProblem {
   Plan plan;
 
  private:
-  int64_t pick(std::vector<int64_t> values) {
+  template <typename T = int64_t>
+  T pick(std::vector<T> values) {
     return values[std::uniform_int_distribution<size_t>(0, values.size() - 1)(random_)];
   }
   bool flip() { return pick({0, 1}) != 0; }
@@ -50,7 +51,8 @@ class RandomProblem {
     plan.reduction = plan.ranks > 1 && flip() ? Reduction::gpu : Reduction::cpu;
     plan.chunk_elements = pick({64, 300, 1000, 1 << 20});
     for (int64_t layer = 0; layer < model.layers; ++layer) {
-      plan.activation.push_back(flip() ? ActivationPolicy::keep : ActivationPolicy::recompute);
+      plan.activation.push_back(
+          pick<ActivationPolicy>({ActivationPolicy::keep, ActivationPolicy::selective, ActivationPolicy::recompute}));
     }
     plan.update = static_cast<UpdatePolicy>(pick({0, 1, 2}));
     plan.waves = static_cast<int>(pick({1, 1, 2, 3}));

@@ -1,8 +1,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 
+#include "model/cost/activations.h"
 #include "model/graph/dependencies.h"
 #include "model/graph/memory.h"
 #include "model/graph/visits.h"
@@ -178,6 +180,34 @@ TEST(Dependencies, FollowBytesNotBuffers) {
   EXPECT_EQ(graph.tasks[4].deps, (std::vector<TaskId>{2, 3}));  // 0 happens before both
   EXPECT_EQ(graph.tasks[0].previous_deps, (std::vector<TaskId>{2, 3, 4}));
   EXPECT_EQ(graph.tasks[1].previous_deps, (std::vector<TaskId>{2}));
+}
+
+// Every layer that saves has an area a micro-batch, of its policy's size; those that recompute share one.
+TEST(StepGraph, SizesSavedAreasByPolicy) {
+  RandomProblem problem(1);
+  problem.model.layers = 5;
+  problem.model.qk_norm = true;
+  using enum ActivationPolicy;
+  problem.plan.activation = {recompute, selective, keep, selective, recompute};
+  problem.plan.ranks = 1;
+  problem.plan.delivery = Delivery::replicated;
+  problem.plan.reduction = Reduction::cpu;
+  problem.plan.micro_batches = 2;
+  problem.plan.accumulator = DType::fp32;
+  problem.plan.model = problem.model.fingerprint();
+  problem.train.batch_rows = problem.plan.batch_rows();
+  const StepGraph graph = build(problem);
+  std::vector<int64_t> sizes, expected;
+  for (const Buffer& buffer : graph.buffers) {
+    if (buffer.kind == BufferKind::saved) sizes.push_back(buffer.bytes);
+  }
+  for (const ActivationPolicy policy : {keep, keep, keep, selective, selective, selective, selective}) {
+    expected.push_back(
+        saved_layout(problem.model, problem.plan.micro_batch_tokens(), problem.plan.compute, policy).bytes);
+  }
+  EXPECT_LT(expected.back(), expected.front());
+  std::sort(sizes.begin(), sizes.end(), std::greater<>());
+  EXPECT_EQ(sizes, expected);
 }
 
 TEST(MemoryTable, IsTheSumOfTheBuffers) {

@@ -201,6 +201,7 @@ TEST(ValidatePlan, AcceptsWhatRuns) {
     train.batch_rows = 6;
   });
   expect_valid([](Plan& plan, TrainSpec&) { plan.head_chunk_tokens = 512; });
+  expect_valid([](Plan& plan, TrainSpec&) { plan.activation[3] = ActivationPolicy::selective; });
   expect_valid([](Plan& plan, TrainSpec&) {
     plan.update = UpdatePolicy::eager;
     plan.landing_slots = 3;
@@ -294,8 +295,6 @@ TEST(ValidatePlan, RefusesWhatThisVersionDoesNotRun) {
               unsupported("ranks", "5"));
   EXPECT_THAT(refused_plan([](Plan& plan) { plan.delivery = Delivery::broadcast; }),
               unsupported("delivery", "broadcast"));
-  EXPECT_THAT(refused_plan([](Plan& plan) { plan.activation[3] = ActivationPolicy::selective; }),
-              unsupported("activation", "selective"));
   EXPECT_THAT(refused_plan([](Plan& plan) { plan.activation[0] = ActivationPolicy::offload; }),
               unsupported("activation", "offload"));
   EXPECT_THAT(refused_plan([](Plan& plan) { plan.update = UpdatePolicy::split; }), unsupported("update", "split"));

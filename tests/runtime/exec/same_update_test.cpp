@@ -26,6 +26,13 @@ std::vector<Variant> exact_variants() {
       {"two compute threads", [](Plan& p) { p.threads.compute_per_rank = 2; }},
       {"recompute", [](Plan& p) { p.activation.assign(p.activation.size(), ActivationPolicy::recompute); }},
       {"mixed activation", [](Plan& p) { p.activation[0] = p.activation[2] = ActivationPolicy::recompute; }},
+      {"selective", [](Plan& p) { p.activation.assign(p.activation.size(), ActivationPolicy::selective); }},
+      {"keep, selective and recompute",
+       [](Plan& p) {
+         p.activation[1] = ActivationPolicy::selective;
+         p.activation[2] = ActivationPolicy::recompute;
+         p.activation[3] = ActivationPolicy::selective;
+       }},
       {"deferred", [](Plan& p) { p.update = UpdatePolicy::deferred; }},
       {"split", [](Plan& p) { p.update = UpdatePolicy::split; }},
       {"split, three update threads, chunks that divide no unit",

@@ -55,10 +55,11 @@ std::vector<ModelSpec> all_models() {
   return {llama, biased, qwen2, qwen3, linear};
 }
 
-Plan plan_for(const ModelSpec& model, int64_t rows, int64_t seq, int threads) {
+Plan plan_for(const ModelSpec& model, int64_t rows, int64_t seq, int threads, ActivationPolicy policy) {
   Plan plan;
   plan.model = model.name;
   plan.backend = "cpu";
+  plan.activation.assign(static_cast<size_t>(model.layers), policy);
   plan.seq = seq;
   plan.micro_batch_rows = rows;
   plan.head_chunk_tokens = rows * seq;

@@ -49,7 +49,8 @@ class Slot {
 ModelSpec llama_model();  // grouped heads, untied
 std::vector<ModelSpec> all_models();
 
-Plan plan_for(const ModelSpec& model, int64_t rows, int64_t seq, int threads = 1);
+Plan plan_for(const ModelSpec& model, int64_t rows, int64_t seq, int threads = 1,
+              ActivationPolicy policy = ActivationPolicy::keep);  // of every layer
 
 // Weights of one unit: matrices ~ 1/sqrt(inputs), norms around 1, gaps NaN.
 Slot<uint16_t> random_weights(const UnitLayout& unit, uint32_t seed);

@@ -1,6 +1,7 @@
 // Decoder layer: forward and every gradient against autograd of an independent forward in double.
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -26,6 +27,7 @@ std::vector<int64_t> documents() { return {17, 1, 30, 48}; }
 struct LayerRun {
   LayerRun(const ModelSpec& model, const Plan& plan, const TestBatch& test_batch, int shift = 0)
       : layout(make_layout(model)),
+        saved_tensors(saved_layout(model, test_batch.rows * test_batch.seq, DType::fp32, plan.activation.front())),
         unit(layout.units[1]),
         batch(test_batch),
         compute(make_aten_compute(model, layout, plan)),
@@ -33,7 +35,7 @@ struct LayerRun {
         input(batch.rows * batch.seq * model.hidden, shift),
         output(input.elements(), shift),
         gradient(input.elements(), shift),
-        saved(saved_layout(model, batch.rows * batch.seq, DType::fp32).bytes / 4, shift),
+        saved(saved_tensors.bytes / 4, shift),
         gradients(unit.elements, shift) {
     copy(random_hidden(input.elements(), 2), input);
     copy(random_hidden(input.elements(), 3), gradient);
@@ -50,6 +52,7 @@ struct LayerRun {
   }
 
   ModelLayout layout;
+  SavedLayout saved_tensors;
   const UnitLayout& unit;
   TestBatch batch;
   std::unique_ptr<Compute> compute;
@@ -59,6 +62,12 @@ struct LayerRun {
 
 bool same_bits(const Slot<float>& a, const Slot<float>& b) {
   return std::memcmp(a.data(), b.data(), static_cast<size_t>(a.elements()) * 4) == 0;
+}
+
+// A saved tensor as it lies in the area, up to the next one.
+std::vector<float> saved_tensor(const LayerRun& run, int64_t offset, int64_t elements) {
+  const auto tensor = run.saved.span().subspan(static_cast<size_t>(offset / 4), static_cast<size_t>(elements));
+  return {tensor.begin(), tensor.end()};
 }
 
 class Layer : public testing::TestWithParam<ModelSpec> {};
@@ -101,6 +110,55 @@ TEST_P(Layer, RecomputeWritesTheSameBits) {
   twice.backward();
   EXPECT_TRUE(same_bits(once.gradients, twice.gradients));
   EXPECT_TRUE(same_bits(once.gradient, twice.gradient));
+}
+
+TEST_P(Layer, SelectiveGivesTheSameBitsAsKeep) {
+  const ModelSpec& model = GetParam();
+  struct Shape {
+    int64_t seq;
+    std::vector<int64_t> documents;
+  };
+  // Short and uneven documents; then enough tokens for several blocks of the products and tiles of attention.
+  for (const Shape& shape : {Shape{kSeq, documents()}, Shape{kSeq, {48, 48}}, Shape{400, {300, 100, 400}}}) {
+    const TestBatch batch(model, kRows, shape.seq, shape.documents, 7);
+    for (const int threads : {1, 2}) {
+      LayerRun keep(model, plan_for(model, kRows, shape.seq, threads), batch);
+      LayerRun selective(model, plan_for(model, kRows, shape.seq, threads, ActivationPolicy::selective), batch,
+                         /*shift=*/1);
+      // Twice, so that gradients are overwritten once and added once.
+      for (LayerRun* run : {&keep, &selective}) {
+        run->forward();
+        run->backward(/*first=*/true);
+        run->forward();
+        run->backward(/*first=*/false);
+      }
+      EXPECT_TRUE(same_bits(keep.output, selective.output)) << shape.seq << " tokens, threads " << threads;
+      EXPECT_TRUE(same_bits(keep.gradient, selective.gradient)) << shape.seq << " tokens, threads " << threads;
+      EXPECT_TRUE(same_bits(keep.gradients, selective.gradients)) << shape.seq << " tokens, threads " << threads;
+    }
+  }
+}
+
+TEST_P(Layer, SelectiveSavesProjectedHeadsAndWritesNothingElse) {
+  const ModelSpec& model = GetParam();
+  const Plan plan = plan_for(model, kRows, kSeq, 1, ActivationPolicy::selective);
+  LayerRun run(model, plan, TestBatch(model, kRows, kSeq, documents(), 7));
+  TestBatch elsewhere = run.batch;  // other positions: other rotations
+  for (int32_t& position : elsewhere.positions) position = static_cast<int32_t>(kSeq) - 1 - position;
+  LayerRun moved(model, plan, elsewhere);
+  run.forward();
+  moved.forward();
+  const int64_t tokens = kRows * kSeq;
+  const int64_t qkv = tokens * (model.heads + 2 * model.kv_heads) * model.head_dim;
+  const int64_t attention = tokens * model.heads * model.head_dim;
+  const SavedLayout& layout = run.saved_tensors;
+  EXPECT_EQ(saved_tensor(run, layout.qkv, qkv), saved_tensor(moved, layout.qkv, qkv));
+  EXPECT_NE(saved_tensor(run, layout.attention, attention), saved_tensor(moved, layout.attention, attention));
+  // Pattern of a fresh slot behind the area, after backward too.
+  run.backward();
+  for (int i = 0; i < 64; ++i) {
+    ASSERT_EQ(std::bit_cast<uint32_t>(run.saved.data()[run.saved.elements() + i]), 0xffffffffu) << i;
+  }
 }
 
 TEST_P(Layer, SecondMicroBatchIsAddedToTheSlot) {

@@ -61,7 +61,7 @@ class WholeModel {
     compute->embedding_forward(weights_.front().data(), batch, hidden[0].data());
     for (size_t layer = 0; layer < layers; ++layer) {
       hidden.emplace_back(tokens * model_.hidden);
-      saved.emplace_back(saved_layout(model_, tokens, DType::fp32).bytes / 4);
+      saved.emplace_back(saved_layout(model_, tokens, DType::fp32, ActivationPolicy::keep).bytes / 4);
       compute->layer_forward(static_cast<int>(layer), weights_[layer + 1].data(), batch, hidden[layer].data(),
                              saved[layer].data(), hidden[layer + 1].data());
     }

@@ -80,7 +80,7 @@ int64_t measured_temporaries(const ModelSpec& model, const Plan& plan, const Tes
   const auto head = random_weights(layout.head(), 3);
   const int64_t tokens = batch.rows * batch.seq;
   Slot<float> hidden(tokens * model.hidden), out(hidden.elements());
-  Slot<float> saved(saved_layout(model, tokens, plan.compute).bytes / 4);
+  Slot<float> saved(saved_layout(model, tokens, plan.compute, plan.activation.front()).bytes / 4);
   Slot<float> layer_gradients(layout.units[1].elements), head_gradients(layout.head().elements);
   Slot<float> vocabulary_gradients(layout.embedding().elements);
   double loss = 0;
@@ -102,9 +102,23 @@ struct MemoryCase {
   std::vector<int64_t> documents;
   int threads = 1;
   DType accumulator = DType::fp32;
+  ActivationPolicy policy = ActivationPolicy::keep;
 };
 
 void PrintTo(const MemoryCase& memory_case, std::ostream* out) { *out << memory_case.name; }
+
+// Wide heads in many short documents: what a selective layer forms again is the largest temporary.
+std::vector<MemoryCase> wide_head_cases() {
+  std::vector<MemoryCase> cases;
+  for (const bool qk_norm : {false, true}) {
+    ModelSpec model = llama_model();
+    model.head_dim = 64;
+    model.qk_norm = qk_norm;
+    cases.push_back({qk_norm ? "rotated_heads_dominate" : "rotated_copy_dominates", model, 16, 64, 8,
+                     std::vector<int64_t>(16, 64), 1, DType::fp32, ActivationPolicy::selective});
+  }
+  return cases;
+}
 
 std::vector<MemoryCase> memory_cases() {
   std::vector<MemoryCase> cases;
@@ -117,6 +131,13 @@ std::vector<MemoryCase> memory_cases() {
   model.vocabulary = 8000;
   cases.push_back({"logits_dominate", model, 2, 128, 128, {128, 128}, 2});
   cases.push_back({"bf16_accumulator", model, 2, 128, 64, {128, 128}, 1, DType::bf16});
+  const size_t keep_cases = cases.size();
+  for (size_t i = 0; i < keep_cases; ++i) {
+    cases.push_back(cases[i]);
+    cases.back().name += "_selective";
+    cases.back().policy = ActivationPolicy::selective;
+  }
+  for (MemoryCase& c : wide_head_cases()) cases.push_back(c);
   return cases;
 }
 
@@ -124,7 +145,7 @@ class Temporaries : public testing::TestWithParam<MemoryCase> {};
 
 TEST_P(Temporaries, StayInsideTheBoundAndNearIt) {
   const MemoryCase& c = GetParam();
-  Plan plan = plan_for(c.model, c.rows, c.seq, c.threads);
+  Plan plan = plan_for(c.model, c.rows, c.seq, c.threads, c.policy);
   plan.head_chunk_tokens = c.head_chunk;
   plan.accumulator = c.accumulator;
   const int64_t measured = measured_temporaries(c.model, plan, TestBatch(c.model, c.rows, c.seq, c.documents, 3));
@@ -135,6 +156,22 @@ TEST_P(Temporaries, StayInsideTheBoundAndNearIt) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, Temporaries, testing::ValuesIn(memory_cases()),
                          [](const auto& info) { return info.param.name; });
+
+// One selective layer is enough to need its temporaries.
+TEST(MixedPolicies, TemporariesAreThoseOfTheLargestLayer) {
+  for (const MemoryCase& c : wide_head_cases()) {
+    Plan plan = plan_for(c.model, c.rows, c.seq, c.threads);
+    plan.head_chunk_tokens = c.head_chunk;
+    const int64_t keep = temporary_bytes(c.model, plan);
+    plan.activation.back() = ActivationPolicy::selective;
+    const int64_t mixed = temporary_bytes(c.model, plan);
+    plan.activation.assign(plan.activation.size(), ActivationPolicy::selective);
+    EXPECT_EQ(mixed, temporary_bytes(c.model, plan)) << c.name;
+    EXPECT_GT(mixed, keep * 3 / 2) << c.name;
+    plan.activation.assign(plan.activation.size(), ActivationPolicy::recompute);
+    EXPECT_EQ(temporary_bytes(c.model, plan), keep) << c.name;
+  }
+}
 
 TEST(Threads, ComputeUsesThePlansThreadsOnWhicheverThreadCallsIt) {
   const ModelSpec model = llama_model();
@@ -163,7 +200,7 @@ TEST(Plans, OtherComputeTypesAreRefused) {
 
 TEST(SavedLayout, TensorsFollowEachOtherAndCountEveryByte) {
   const ModelSpec model = all_models()[3];  // QK-norm
-  const SavedLayout layout = saved_layout(model, 16, DType::fp32);
+  const SavedLayout layout = saved_layout(model, 16, DType::fp32, ActivationPolicy::keep);
   const int64_t queries = 6 * 36, keys = 2 * 36;
   EXPECT_EQ(layout.input_rstd, 0);
   EXPECT_EQ(layout.qkv, 64);
@@ -177,8 +214,32 @@ TEST(SavedLayout, TensorsFollowEachOtherAndCountEveryByte) {
   EXPECT_EQ(layout.bytes, layout.gate_up + 16 * 216 * 4);  // heads are wider than gate and up together
   EXPECT_EQ(hidden_bytes(model, 16, DType::bf16), 16 * 72 * 2);
   // bf16 halves the tensors but not the fp32 statistics.
-  EXPECT_EQ(saved_layout(llama_model(), 16, DType::bf16).bytes,
-            64 + 16 * 120 * 2 + 16 * 72 * 2 + 16 * 6 * 4 + 16 * 72 * 2 + 64 + 16 * 200 * 2);
+  const SavedLayout plain = saved_layout(llama_model(), 16, DType::bf16, ActivationPolicy::keep);
+  EXPECT_EQ(plain.bytes, 64 + 16 * 120 * 2 + 16 * 72 * 2 + 16 * 6 * 4 + 16 * 72 * 2 + 64 + 16 * 200 * 2);
+  EXPECT_EQ(plain.qk_rotated, plain.qkv);  // rotated in place
+  EXPECT_EQ(plain.qk_rstd, kNotSaved);
+}
+
+TEST(SavedLayout, SelectiveLeavesOutWhatBackwardFormsAgain) {
+  for (const ModelSpec& model : all_models()) {
+    const int64_t queries = model.heads * model.head_dim, keys = model.kv_heads * model.head_dim;
+    const SavedLayout layout = saved_layout(model, 16, DType::fp32, ActivationPolicy::selective);
+    for (const int64_t offset : {layout.input_rstd, layout.qk_rstd, layout.qk_rotated, layout.residual_rstd}) {
+      EXPECT_EQ(offset, kNotSaved) << model.name;
+    }
+    EXPECT_EQ(layout.qkv, 0);
+    EXPECT_EQ(layout.attention, 16 * (queries + 2 * keys) * 4);
+    EXPECT_EQ(layout.log_sum_exp, layout.attention + 16 * queries * 4);
+    EXPECT_EQ(layout.residual, layout.log_sum_exp + 16 * model.heads * 4);
+    EXPECT_EQ(layout.gate_up, layout.residual + 16 * model.hidden * 4);
+    EXPECT_EQ(layout.bytes, layout.gate_up + 16 * std::max(2 * model.intermediate, queries) * 4);
+    const int64_t norms = 2 * 16 * 4, heads = 16 * (queries + keys + model.heads + model.kv_heads) * 4;
+    const SavedLayout keep = saved_layout(model, 16, DType::fp32, ActivationPolicy::keep);
+    EXPECT_EQ(keep.bytes - layout.bytes, norms + (model.qk_norm ? heads : 0)) << model.name;
+    for (const ActivationPolicy policy : {ActivationPolicy::recompute, ActivationPolicy::offload}) {
+      EXPECT_EQ(saved_layout(model, 16, DType::fp32, policy).bytes, keep.bytes) << model.name;
+    }
+  }
 }
 
 TEST(Flops, CountMatricesAndCausalAttention) {
