@@ -23,3 +23,9 @@ target_link_libraries(slidedp_torch INTERFACE
   ${SLIDEDP_TORCH_ROOT}/lib/libtorch_cpu.so ${SLIDEDP_TORCH_ROOT}/lib/libc10.so)
 target_link_options(slidedp_torch INTERFACE
   -Wl,-rpath,${SLIDEDP_TORCH_ROOT}/lib -Wl,--allow-shlib-undefined)
+
+# For a program that also links another BLAS (Ceres brings one): the first library that has a symbol gives it to the
+# whole process, and both carry sgemm_. Link options stand before all libraries.
+function(slidedp_link_torch_first program)
+  target_link_options(${program} PRIVATE -Wl,--no-as-needed ${SLIDEDP_TORCH_ROOT}/lib/libtorch_cpu.so)
+endfunction()

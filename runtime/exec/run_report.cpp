@@ -68,12 +68,19 @@ MeasuredSeconds MeasuredSteps::median() const {
 }
 
 std::string run_report(const StepGraph& graph, const Simulation& predicted, const MeasuredSteps& measured,
-                       const MemoryTable& planned, const MemoryPeaks& peaks) {
+                       const MemoryTable& planned, const MemoryPeaks& peaks, double steal_share) {
+  // Below a hundredth it explains nothing.
+  const std::string steal =
+      steal_share < 0.01 ? ""
+                         : fmt::format(
+                               "\nOther guests of this virtual machine's host took {:.0f} % of the CPU time that "
+                               "this machine wanted during training; the prediction knows nothing of that.\n",
+                               100 * steal_share);
   return fmt::format(
-      "# Run report\n\n## Time\n\n{}\n## Memory\n\n"
+      "# Run report\n\n## Time\n\n{}{}\n## Memory\n\n"
       "| what | planned | measured peak |\n| --- | --- | --- |\n"
       "| device buffers, one rank | {} | {} |\n| temporaries, all ranks | {} | {} |\n",
-      time_section(graph, predicted, measured), format_bytes(planned.device_buffer_bytes),
+      time_section(graph, predicted, measured), steal, format_bytes(planned.device_buffer_bytes),
       format_bytes(peaks.device_buffers), format_bytes(planned.temporary_bytes * graph.ranks()),
       format_bytes(peaks.temporaries));
 }

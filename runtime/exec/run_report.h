@@ -33,7 +33,8 @@ struct MemoryPeaks {
   int64_t temporaries = 0;     // all ranks together
 };
 
+// `steal_share`: of the CPU time that the run wanted, what other guests of the host got; such time is in no prediction.
 std::string run_report(const StepGraph& graph, const Simulation& predicted, const MeasuredSteps& measured,
-                       const MemoryTable& planned, const MemoryPeaks& peaks);
+                       const MemoryTable& planned, const MemoryPeaks& peaks, double steal_share);
 
 }  // namespace slidedp

@@ -217,6 +217,7 @@ class Session {
   }
 
   ExitCode train(Executor& executor) {
+    cpu_time_at_start_ = cpu_time();
     reset_temporary_peak(plan().backend);
     TrainingHooks hooks;
     hooks.stop = [this] {
@@ -293,7 +294,12 @@ class Session {
                          {"device_buffer_planned_bytes", std::to_string(memory_.device_buffer_bytes)},
                          {"temporary_peak_bytes", std::to_string(peaks.temporaries)},
                          {"temporary_planned_bytes", std::to_string(memory_.temporary_bytes * graph_.ranks())}});
-    const std::string report = run_report(graph_, predicted_, measured_, memory_, peaks);
+    const CpuTime now = cpu_time();
+    const double steal_s = now.steal_s - cpu_time_at_start_.steal_s;
+    const double wanted_s = now.busy_s - cpu_time_at_start_.busy_s + steal_s;
+    const double steal_share = wanted_s > 0 ? steal_s / wanted_s : 0;
+    log_->write_machine({{"cpu_steal_share", fmt::format("{:.4f}", steal_share)}});
+    const std::string report = run_report(graph_, predicted_, measured_, memory_, peaks, steal_share);
     environment_.print(report);
     const fs::path partial = options_.out / "report.md.partial";
     try {
@@ -320,6 +326,7 @@ class Session {
   MeasuredSteps measured_;
   std::string trouble_;  // what ends the run after the steps under way
   int64_t skipped_in_a_row_ = 0;
+  CpuTime cpu_time_at_start_;
 };
 
 }  // namespace

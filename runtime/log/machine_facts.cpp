@@ -2,7 +2,9 @@
 
 #include <sched.h>
 #include <sys/utsname.h>
+#include <unistd.h>
 
+#include <array>
 #include <cstdint>
 #include <fstream>
 #include <string_view>
@@ -43,6 +45,18 @@ std::vector<MachineFact> machine_facts() {
     facts.push_back({"kernel", std::string(system.sysname) + " " + system.release + " " + system.machine});
   }
   return facts;
+}
+
+CpuTime cpu_time() {
+  // "cpu user nice system idle iowait irq softirq steal ...", in clock ticks; see proc(5).
+  std::ifstream stat("/proc/stat");
+  std::string label;
+  std::array<double, 8> ticks{};
+  stat >> label;
+  for (double& value : ticks) stat >> value;
+  if (!stat || label != "cpu") return {};
+  const auto per_second = static_cast<double>(sysconf(_SC_CLK_TCK));
+  return {(ticks[0] + ticks[1] + ticks[2] + ticks[5] + ticks[6]) / per_second, ticks[7] / per_second};
 }
 
 }  // namespace slidedp

@@ -14,4 +14,11 @@ struct MachineFact {
 // architecture), in this order. What the system does not tell is left out.
 std::vector<MachineFact> machine_facts();
 
+// CPU time since the system started, summed over its cores. Steal: wanted by this virtual machine but given to others.
+struct CpuTime {
+  double busy_s = 0;  // without steal
+  double steal_s = 0;
+};
+CpuTime cpu_time();  // zeros if the system does not tell
+
 }  // namespace slidedp

@@ -173,6 +173,7 @@ class AtenCompute final : public Compute {
 }  // namespace
 
 std::unique_ptr<Compute> make_aten_compute(const ModelSpec& model, const ModelLayout& layout, const Plan& plan) {
+  nn::check_blas();
   return std::make_unique<AtenCompute>(model, layout, plan);
 }
 

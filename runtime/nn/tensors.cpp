@@ -3,9 +3,11 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <dlfcn.h>
 
 #include <algorithm>
 #include <stdexcept>
+#include <string>
 
 #include "runtime/nn/kernels.h"
 
@@ -37,6 +39,15 @@ Operand operand(const at::Tensor& matrix) {
 }
 
 }  // namespace
+
+void check_blas() {
+  Dl_info found{};
+  const bool known = dladdr(reinterpret_cast<void*>(&sgemm_), &found) != 0;
+  const std::string library = known && found.dli_fname != nullptr ? found.dli_fname : "";
+  if (library.find("libtorch") != std::string::npos) return;
+  throw std::logic_error("matrix products would run in " + library +
+                         " instead of libtorch: link libtorch before every other BLAS");
+}
 
 at::Tensor view(float* data, int64_t rows, int64_t columns, int64_t stride) {
   return at::from_blob(data, {rows, columns}, {stride == 0 ? columns : stride, 1}, at::dtype(at::kFloat));

@@ -7,6 +7,10 @@
 
 namespace slidedp::nn {
 
+// Throws std::logic_error unless BLAS calls of this process reach libtorch's MKL: another library's would be slower and
+// would have other bits.
+void check_blas();
+
 // Borrowed memory as a matrix; `stride` elements between rows (0: dense).
 at::Tensor view(float* data, int64_t rows, int64_t columns, int64_t stride = 0);
 at::Tensor view(const float* data, int64_t rows, int64_t columns);  // callers only read it
