@@ -129,6 +129,7 @@ TEST(Visits, KeepWeightsAtTheTurn) {
   RandomProblem problem(1);
   problem.model.layers = 5;
   problem.plan.activation.assign(5, ActivationPolicy::keep);
+  problem.plan.waves = 1;
   problem.plan.layer_slots = 2;
   const ModelLayout layout = make_layout(problem.model);
   std::vector<int> delivered;

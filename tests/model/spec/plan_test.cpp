@@ -288,21 +288,8 @@ TEST(ValidatePlan, RefusesWhatThisVersionDoesNotRun) {
   const auto unsupported = [](const char* name, const char* value) {
     return AllOf(field(name), HasSubstr(std::string(value) + " is not supported in this version"));
   };
-  EXPECT_THAT(refused([](Plan& plan, ModelSpec&, TrainSpec& train) {
-                plan.ranks = 5;
-                train.batch_rows = 30;
-              }),
-              unsupported("ranks", "5"));
-  EXPECT_THAT(refused_plan([](Plan& plan) { plan.delivery = Delivery::broadcast; }),
-              unsupported("delivery", "broadcast"));
   EXPECT_THAT(refused_plan([](Plan& plan) { plan.activation[0] = ActivationPolicy::offload; }),
               unsupported("activation", "offload"));
-  EXPECT_THAT(refused_plan([](Plan& plan) { plan.update = UpdatePolicy::split; }), unsupported("update", "split"));
-  EXPECT_THAT(refused([](Plan& plan, ModelSpec&, TrainSpec& train) {
-                plan.waves = 2;
-                train.batch_rows = 48;
-              }),
-              unsupported("waves", "2"));
 }
 
 }  // namespace
