@@ -196,7 +196,7 @@ TEST(Pins, ContradictionsAreNamed) {
   EXPECT_THAT(example.error({{"ranks", "3"}}), HasSubstr("batch_rows = 8 cannot be divided"));
   EXPECT_THAT(example.error({{"ranks", "1"}, {"delivery", "sharded"}}), HasSubstr("one rank can only be"));
   EXPECT_THAT(example.error({{"micro_batch_rows", "3"}}), HasSubstr("train.batch_rows = 8"));
-  EXPECT_THAT(example.error({{"waves", "2"}}), HasSubstr("waves"));
+  EXPECT_THAT(example.error({{"waves", "3"}}), HasSubstr("waves"));
   EXPECT_THAT(example.error({{"accumulator", "bf16"}, {"micro_batches", "2"}}), HasSubstr("accumulator"));
   EXPECT_THAT(example.error({{"head_chunk_tokens", "100000"}}), HasSubstr("head_chunk_tokens"));
   example.train.max_grad_norm = 1;
