@@ -76,6 +76,15 @@ StateCopy copy_state(HostState& state) {
 
 }  // namespace
 
+double relative_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    difference += std::pow(static_cast<double>(a[i]) - b[i], 2);
+    norm += std::pow(static_cast<double>(b[i]), 2);
+  }
+  return std::sqrt(norm == 0 ? difference : difference / norm);
+}
+
 TinyTraining::TinyTraining(bool tied) : model_(tiny_model(tied)), layout_(make_layout(model_)) {
   std::string pattern = (std::filesystem::temp_directory_path() / "slidedp-XXXXXX").string();
   if (mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
@@ -194,6 +203,10 @@ RunResult TinyTraining::run(const Plan& plan, const TrainSpec& train, int64_t st
     result.temporary_peak = temporary_memory("cpu").peak;
     for (const auto& device : backend.devices) {
       result.device_peak = std::max(result.device_peak, device->memory().peak);
+      if (const auto* cpu = dynamic_cast<const CpuDevice*>(device.get())) {
+        result.copied.to_device += cpu->copied().to_device;
+        result.copied.to_host += cpu->copied().to_host;
+      }
     }
   }
   result.state = copy_state(state);

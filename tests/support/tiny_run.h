@@ -10,6 +10,7 @@
 #include "model/spec/plan.h"
 #include "model/spec/train_spec.h"
 #include "runtime/device/backends.h"
+#include "runtime/device/cpu/cpu_device.h"
 #include "runtime/exec/step_io.h"
 #include "runtime/host/host_state.h"
 
@@ -30,8 +31,12 @@ struct RunResult {
   std::vector<std::vector<float>> first_gradients;
   StateCopy state;
   int64_t device_peak = 0, temporary_peak = 0;  // bytes; largest rank, all ranks
+  CopiedBytes copied;                           // of all ranks and steps; left out where a test wraps the device
   std::vector<Timeline> timelines;
 };
+
+// |a - b| / |b| in the 2-norm; |a| if b is zero.
+double relative_difference(const std::vector<float>& a, const std::vector<float>& b);
 
 class TinyTraining {
  public:

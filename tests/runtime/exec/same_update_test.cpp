@@ -150,15 +150,6 @@ TEST_P(SameUpdate, SecondRunIsTheSame) {
   expect_same_bits(training_.run(plan, train_, kSteps), training_.run(plan, train_, kSteps), "second run");
 }
 
-double relative_difference(const std::vector<float>& a, const std::vector<float>& b) {
-  double difference = 0, norm = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    difference += std::pow(static_cast<double>(a[i]) - b[i], 2);
-    norm += std::pow(static_cast<double>(b[i]), 2);
-  }
-  return norm == 0 ? difference : std::sqrt(difference / norm);
-}
-
 // Rank count, reduction and micro-batches only change the order in which fp32 sums are rounded. A sum of a few hundred
 // terms errs by about 1e-7 of its size, hence 1e-6 for gradients; five small steps keep losses within 1e-5.
 TEST_P(SameUpdate, WithinRoundingAcrossRanksReductionsAndMicroBatches) {

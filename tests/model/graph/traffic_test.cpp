@@ -1,0 +1,162 @@
+// Host DRAM bytes that the graph's tasks claim, against closed forms: bytes per parameter and step of every route, rank
+// count, wave count and update policy.
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "model/graph/step_graph.h"
+#include "tests/support/expected_traffic.h"
+#include "tests/support/random_problem.h"
+
+namespace slidedp::testing {
+namespace {
+
+// What the tasks of one unit (-1: of all) move. Step data (batch, losses) belongs to no parameter and is left out.
+Traffic counted(const StepGraph& graph, int unit) {
+  Traffic traffic;
+  for (const Task& task : graph.tasks) {
+    if (task.chunk < 0 || (unit >= 0 && task.unit != unit)) continue;
+    const int64_t read = task.work.host_read_bytes, written = task.work.host_write_bytes;
+    switch (task.kind) {
+      case TaskKind::h2d:
+        traffic.delivery += read + written;
+        break;
+      case TaskKind::d2h:
+        traffic.landing += read + written;
+        break;
+      case TaskKind::host_accumulate:
+        traffic.accumulate += read + written;
+        break;
+      case TaskKind::norm:
+        traffic.norm += read + written;
+        break;
+      case TaskKind::update:
+        traffic.update += read + written;
+        break;
+      default:
+        EXPECT_EQ(read + written, 0) << name(task.kind);
+    }
+  }
+  return traffic;
+}
+
+void expect_same(const Traffic& counted, const Traffic& expected, const std::string& what) {
+  EXPECT_EQ(counted.delivery, expected.delivery) << what;
+  EXPECT_EQ(counted.landing, expected.landing) << what;
+  EXPECT_EQ(counted.accumulate, expected.accumulate) << what;
+  EXPECT_EQ(counted.norm, expected.norm) << what;
+  EXPECT_EQ(counted.update, expected.update) << what;
+}
+
+TEST(Traffic, FollowsTheClosedFormOnRandomPlans) {
+  std::map<std::tuple<Delivery, Reduction, UpdatePolicy, bool>, int> seen;
+  for (uint32_t seed = 0; seed < 600; ++seed) {
+    const RandomProblem problem(seed);
+    const Plan& plan = problem.plan;
+    validate_plan(plan, problem.model, problem.train);
+    const StepGraph graph = build_step_graph(problem.model, problem.train, plan);
+    expect_same(counted(graph, -1), step_traffic(graph.layout, plan), "seed " + std::to_string(seed));
+    if (HasFailure()) return;
+    ++seen[{plan.delivery, plan.reduction, plan.update, plan.waves > 1}];
+  }
+  EXPECT_EQ(seen.size(), 3U * 2 * 3 * 2);
+}
+
+// What a task claims is what its accesses cover on the host. The norm's partial sums, 1/8 byte a parameter that is
+// still in the cache, and its few scalars are claimed by nobody but the task that combines them.
+TEST(Traffic, IsTheBytesOfTheAccesses) {
+  for (uint32_t seed = 0; seed < 200; ++seed) {
+    const RandomProblem problem(seed);
+    const StepGraph graph = build_step_graph(problem.model, problem.train, problem.plan);
+    for (TaskId id = 0; id < static_cast<TaskId>(graph.tasks.size()); ++id) {
+      const Task& task = graph.tasks[static_cast<size_t>(id)];
+      int64_t read = 0, written = 0;
+      for (const Access& access : task.accesses) {
+        if (!graph.buffers[static_cast<size_t>(access.buffer)].on_host() || access.role == Role::scalars) continue;
+        if (access.role == Role::partials && task.chunk >= 0) continue;
+        if (access.mode != AccessMode::write) read += access.end - access.begin;
+        if (access.mode != AccessMode::read) written += access.end - access.begin;
+      }
+      ASSERT_EQ(task.work.host_read_bytes, read) << "seed " << seed << ": " << graph.describe(id);
+      ASSERT_EQ(task.work.host_write_bytes, written) << "seed " << seed << ": " << graph.describe(id);
+    }
+  }
+}
+
+struct Row {
+  const char* what;
+  Delivery delivery;
+  Reduction reduction;
+  int ranks;
+  UpdatePolicy update;
+  DType wire;
+  int waves;
+  int64_t bytes;  // per parameter and step
+};
+
+// A layer that leaves its slot at every turn: two deliveries a wave. Numbers, not formulas.
+TEST(Traffic, OfALayerInBytesPerParameter) {
+  using enum Delivery;
+  using enum UpdatePolicy;
+  constexpr auto cpu = Reduction::cpu, gpu = Reduction::gpu;
+  constexpr auto bf16 = DType::bf16, fp32 = DType::fp32;
+  const std::vector<Row> rows{
+      // 4 read + 2 landed + 26 Adam, whatever the number of ranks
+      {"one rank", replicated, cpu, 1, eager, bf16, 1, 32},
+      {"sharded, gpu", sharded, gpu, 2, eager, bf16, 1, 32},
+      {"sharded, gpu", sharded, gpu, 8, eager, bf16, 1, 32},
+      {"broadcast, gpu", broadcast, gpu, 2, eager, bf16, 1, 32},
+      {"broadcast, gpu", broadcast, gpu, 8, eager, bf16, 1, 32},
+      // 4 N read
+      {"replicated, gpu", replicated, gpu, 2, eager, bf16, 1, 36},
+      {"replicated, gpu", replicated, gpu, 8, eager, bf16, 1, 60},
+      // 2 N landed, 24 + 2 N Adam
+      {"sharded, cpu", sharded, cpu, 2, eager, bf16, 1, 36},
+      {"sharded, cpu", sharded, cpu, 8, eager, bf16, 1, 60},
+      {"broadcast, cpu", broadcast, cpu, 4, eager, bf16, 1, 44},
+      {"replicated, cpu", replicated, cpu, 4, eager, bf16, 1, 56},
+      // the sources once more for the norm; 18 + 18 Adam
+      {"deferred", sharded, gpu, 4, deferred, bf16, 1, 34},
+      {"deferred, cpu", sharded, cpu, 4, deferred, bf16, 1, 52},
+      {"split", sharded, gpu, 4, split, bf16, 1, 44},
+      {"split, cpu", sharded, cpu, 4, split, bf16, 1, 68},
+      // 2 bytes more for each time that a source is written or read
+      {"fp32 wire", sharded, gpu, 4, eager, fp32, 1, 36},
+      {"fp32 wire, deferred", sharded, gpu, 4, deferred, fp32, 1, 40},
+      {"fp32 wire, split", sharded, gpu, 4, split, fp32, 1, 52},
+      // eager: each further wave adds 4 read + 2 landed + 2 read + 8 accumulated; Adam reads the last one itself
+      {"two waves", sharded, gpu, 4, eager, bf16, 2, 48},
+      {"three waves", sharded, gpu, 4, eager, bf16, 3, 64},
+      // deferred: the first wave is written (4), every further one added (8), then Adam reads 4
+      {"two waves, deferred", sharded, gpu, 4, deferred, bf16, 2, 56},
+      {"three waves, deferred", sharded, gpu, 4, deferred, bf16, 3, 72},
+      // split: 20 + 20 Adam
+      {"two waves, split", sharded, gpu, 4, split, bf16, 2, 68},
+      {"three waves, split", sharded, gpu, 4, split, bf16, 3, 84},
+      {"two waves, replicated, cpu", replicated, cpu, 2, eager, bf16, 2, 2 * (8 + 4 + 4) + 8 + 24},
+  };
+  for (const Row& row : rows) {
+    RandomProblem problem(1);
+    problem.model.layers = 4;
+    Plan& plan = problem.plan;
+    plan.model = problem.model.fingerprint();
+    plan.activation.assign(4, ActivationPolicy::keep);
+    plan.delivery = row.delivery;
+    plan.reduction = row.reduction;
+    plan.ranks = row.ranks;
+    plan.update = row.update;
+    plan.wire = row.wire;
+    plan.waves = row.waves;
+    plan.layer_slots = 1;
+    plan.landing_slots = 0;
+    problem.train.batch_rows = plan.batch_rows();
+    problem.train.max_grad_norm = 0;
+    validate_plan(plan, problem.model, problem.train);
+    const StepGraph graph = build_step_graph(problem.model, problem.train, plan);
+    const int64_t elements = graph.layout.units[2].elements;
+    EXPECT_EQ(counted(graph, 2).total(), row.bytes * elements) << row.what << ", " << row.ranks << " ranks";
+  }
+}
+
+}  // namespace
+}  // namespace slidedp::testing
