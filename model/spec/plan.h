@@ -42,7 +42,7 @@ struct Plan {
   int vocabulary_slots = 1;       // weight slots of class vocabulary
   bool vocabulary_kept = false;   // tied: the matrix stays on the device between lookup and head
   int wire_slots = 2;             // chunk-sized staging buffers on the device for cast and reduce-scatter
-  int landing_slots = 0;          // eager: chunk-sized landing buffers per source; 0 = one for every chunk
+  int landing_slots = 0;          // eager or several waves: chunk-sized landing buffers per source; 0 = one a chunk
   ThreadSplit threads;
 
   bool operator==(const Plan&) const = default;
