@@ -281,6 +281,10 @@ class Builder {
                  rank_buffers(rank).hidden_gradient[static_cast<size_t>(m)]);
     touch_gradients(task, Role::gradients, visit.unit);
     task.work.flops = layer_backward_flops(model_, plan().micro_batch_rows, plan().seq);
+    if (plan().activation[static_cast<size_t>(layer)] == ActivationPolicy::selective) {
+      task.work.device_bytes =
+          static_cast<int64_t>(selective_backward_bytes(model_, plan().micro_batch_tokens(), plan().compute));
+    }
   }
 
   void emit_embedding_backward(int rank, int m) {
@@ -435,7 +439,8 @@ class Builder {
   void emit_update(int unit, size_t chunk, UpdatePart part) {
     Task& task = emit_chunk(TaskKind::update, {LaneKind::update, -1}, unit, chunk);
     task.phases = kUpdatePhases;
-    if (part == UpdatePart::moments) task.need += total_chunks_;  // after the weights of all units
+    // After the weights of all units, in the order of landing: a chunk's gradient waits for its moments.
+    if (part == UpdatePart::moments) task.need = total_chunks_ + moments_turn_++;
     touch_earlier_groups(task);
     if (plan().waves == 1) touch_sources(task, fixed_places(unit, gradient_groups(graph_.layout, unit) - 1, chunk));
     touch_accumulator(task, AccessMode::read);
@@ -506,6 +511,7 @@ class Builder {
   std::vector<int32_t> first_chunk_;  // by unit: chunks of the units before it
   int32_t total_chunks_ = 0;
   int64_t ring_turn_ = 0;
+  int32_t moments_turn_ = 0;
   std::map<size_t, bool> updated_;
   int wave_ = 0;
   int64_t wire_bytes_ = 0, accumulator_bytes_ = 0;
