@@ -29,7 +29,7 @@ std::vector<Demand> smallest_demands(const SearchProblem& problem) {
                               problem.pins.chunk_elements.value_or(chunk_ladder(problem, combination.ranks).front()) &&
                           combination.layer_slots == problem.pins.layer_slots.value_or(2);
     if (!smallest) continue;
-    // Memory does not depend on these two; without this, the way out of a large problem would be searched for seconds.
+    // Memory does not depend on these two, and ways out ask for all demands again and again.
     Combination alike = combination;
     alike.delivery = Delivery::replicated;
     if (alike.update == UpdatePolicy::split) alike.update = UpdatePolicy::deferred;

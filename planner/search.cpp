@@ -261,8 +261,9 @@ class Search {
     size_t skip = 0;
     const int64_t pruned = result_.pruned_by_bound;
     for (size_t i = at + 1; i < choices_.size() && result_.pruned_by_bound == pruned; i += 1 + skip) {
-      const auto fitted = fit(combination, memory, choices_[i]);
+      const auto fitted = largest_head_chunk(combination, memory, choices_[i]);
       if (!fitted || fitted->device_bytes >= least) continue;
+      ++result_.considered;
       price(*fitted, winner);
       least = fitted->device_bytes;
       skip = 2 * skip + 1;

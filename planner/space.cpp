@@ -267,11 +267,20 @@ std::vector<Combination> combinations(const SearchProblem& problem) {
         "micro_batches or fewer waves, or lower train.batch_rows = {}.",
         kMaxTasks, problem.train.batch_rows);
   }
-  // What the runtime refuses must not be planned: pins that do not go together, a sequence beyond the model's.
-  for (const Combination& combination : all) {
-    validate_plan(complete(problem, combination, {}, head_chunks(problem, combination).front()), problem.model,
-                  problem.train);
-  }
+  // What the runtime refuses is not planned: values that do not go with a pin. If nothing is left, the pins do not go
+  // together, or the training spec does not suit the model.
+  std::optional<Error> refused;
+  std::erase_if(all, [&](const Combination& combination) {
+    try {
+      validate_plan(complete(problem, combination, {}, head_chunks(problem, combination).front()), problem.model,
+                    problem.train);
+      return false;
+    } catch (const Error& error) {
+      if (!refused) refused = error;
+      return true;
+    }
+  });
+  if (all.empty()) throw *refused;
   return all;
 }
 

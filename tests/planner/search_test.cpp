@@ -15,6 +15,7 @@
 
 #include "model/base/format.h"
 #include "planner/report.h"
+#include "planner/space.h"
 #include "tests/planner/problems.h"
 
 namespace slidedp {
@@ -48,7 +49,7 @@ Case random_case(unsigned seed) {
       {"layer_slots", "2"},    {"threads.update", "2"}, {"chunk", "16KiB"},         {"accumulator", "fp32"},
       {"delivery", "sharded"}, {"reduction", "gpu"},    {"micro_batches", "1"},     {"waves", "1"},
       {"update", "deferred"},  {"waves", "2"},          {"delivery", "broadcast"},  {"vocabulary_kept", "false"},
-      {"update", "split"},     {"ranks", "2"},          {"head_chunk_tokens", "64"}};
+      {"update", "split"},     {"ranks", "8"},          {"head_chunk_tokens", "64"}};
   std::shuffle(further.begin(), further.end(), random);
   further.insert(further.end(), {{"layer_slots", "2"}, {"threads.update", "2"}, {"activation", "selective"}});
   for (const auto& pin : further) {
@@ -204,6 +205,28 @@ TEST_P(RandomProblem, EqualsExhaustiveSearch) {
     }
     expect_equal(found(exhaustive), expected, exhaustive.keep);
     expect_close(found(two_stages), expected, c.budgets);
+  }
+}
+
+// The cases above hold every value of the space, several of them in most: else they would show less than they claim.
+TEST(RandomProblems, CoverTheSpace) {
+  std::map<std::string, int> cases;
+  for (unsigned seed = 0; seed < 30; ++seed) {
+    const Case c = random_case(seed);
+    std::set<std::string> seen;
+    for (const Plan& plan : enumerate_plans(c.model, c.train, c.hardware, c.pins)) {
+      seen.insert({fmt::format("delivery {}", name(plan.delivery)), fmt::format("update {}", name(plan.update)),
+                   fmt::format("reduction {}", name(plan.reduction)), plan.waves > 1 ? "waves" : "one wave",
+                   plan.micro_batches > 1 ? "micro-batches" : "one micro-batch", fmt::format("ranks {}", plan.ranks)});
+      const ActivationCounts counts = activation_counts(plan);
+      if (counts.recompute > 0 && counts.selective > 0) seen.insert("mixed activation");
+    }
+    for (const std::string& value : seen) ++cases[value];
+  }
+  for (const char* value :
+       {"delivery broadcast", "delivery sharded", "delivery replicated", "update eager", "update deferred",
+        "update split", "reduction cpu", "reduction gpu", "waves", "micro-batches", "ranks 8", "mixed activation"}) {
+    EXPECT_GE(cases[value], 3) << value;
   }
 }
 

@@ -198,6 +198,12 @@ TEST(Pins, EveryFieldIsHonoured) {
   EXPECT_TRUE(std::all_of(ring.begin(), ring.end(), [](const Plan& p) { return p.landing_slots == 4; }));
 }
 
+TEST(Pins, LeaveOutWhatDoesNotGoWithThem) {
+  const Example example;
+  EXPECT_THAT(values(example.plans({{"accumulator", "bf16"}}), &Plan::micro_batches), ElementsAre(1));
+  EXPECT_THAT(values(example.plans({{"landing_slots", "4"}, {"update", "split"}}), &Plan::waves), ElementsAre(2, 4, 8));
+}
+
 TEST(Pins, BadOnesAreRefusedWithTheValidNames) {
   const Example example;
   EXPECT_THAT(example.error({{"devilery", "sharded"}}), AllOf(HasSubstr("devilery"), HasSubstr("delivery, reduction")));
