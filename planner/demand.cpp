@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "model/base/format.h"
+#include "planner/report.h"
 #include "planner/trial.h"
 
 namespace slidedp {
@@ -18,19 +19,27 @@ struct Demand {
   int64_t device_bytes = 0, host_bytes = 0;
 };
 
-// The smallest plan of every combination: all layers recompute (or what is pinned) and the smallest head chunk. Device
-// memory never falls with fewer recomputing layers, a larger chunk or more slots, so only the smallest are looked at.
+// The smallest plan of every combination: the activation and the head chunk that need the least. Device
+// memory never falls with a larger chunk or more slots, so only the smallest are looked at.
 std::vector<Demand> smallest_demands(const SearchProblem& problem) {
   std::vector<Demand> demands;
+  std::vector<Combination> seen;
   for (const Combination& combination : combinations(problem)) {
     const bool smallest = combination.chunk_elements ==
                               problem.pins.chunk_elements.value_or(chunk_ladder(problem, combination.ranks).front()) &&
                           combination.layer_slots == problem.pins.layer_slots.value_or(2);
     if (!smallest) continue;
-    Demand demand{complete(problem, combination, most_recompute(problem), head_chunks(problem, combination).back())};
-    const MemoryTable table = plan_memory(problem, demand.plan);
-    demand.device_bytes = table.device_bytes();
-    demand.host_bytes = table.host_bytes();
+    // Memory does not depend on these two, and ways out ask for all demands again and again.
+    Combination alike = combination;
+    alike.delivery = Delivery::replicated;
+    if (alike.update == UpdatePolicy::split) alike.update = UpdatePolicy::deferred;
+    if (std::ranges::find(seen, alike) != seen.end()) continue;
+    seen.push_back(alike);
+    const CombinationMemory memory(problem, combination);
+    const size_t last = memory.head_chunks().size() - 1;
+    Demand demand{complete(problem, combination, memory.smallest(), memory.head_chunks()[last])};
+    demand.device_bytes = memory.device_bytes(memory.smallest(), last);
+    demand.host_bytes = memory.host_bytes();
     demands.push_back(std::move(demand));
   }
   return demands;
@@ -101,10 +110,9 @@ std::vector<std::string> ways_out(const SearchProblem& problem, const Budgets& b
 }
 
 std::string describe(const Plan& plan) {
-  const auto recompute = std::count(plan.activation.begin(), plan.activation.end(), ActivationPolicy::recompute);
-  return fmt::format("ranks {}, {} x {}, update {}, micro_batch_rows {}, recompute on {} of {} layers", plan.ranks,
-                     name(plan.delivery), name(plan.reduction), name(plan.update), plan.micro_batch_rows, recompute,
-                     plan.activation.size());
+  return fmt::format("ranks {}, {} x {}, update {}, waves {}, micro_batch_rows {}, activation {}", plan.ranks,
+                     name(plan.delivery), name(plan.reduction), name(plan.update), plan.waves, plan.micro_batch_rows,
+                     activation_text(plan));
 }
 
 }  // namespace

@@ -51,11 +51,12 @@ T parse_name(std::string_view field, std::string_view value, std::optional<T> (*
 }
 
 ActivationPolicy parse_policy(std::string_view value) {
-  return parse_name<ActivationPolicy>("activation", value, parse_activation,
-                                      {ActivationPolicy::keep, ActivationPolicy::recompute});
+  return parse_name<ActivationPolicy>(
+      "activation", value, parse_activation,
+      {ActivationPolicy::keep, ActivationPolicy::selective, ActivationPolicy::recompute});
 }
 
-// "keep" for all layers, or run-length from the first layer: "recompute:12,keep:18".
+// "keep" for all layers, or run-length from the first layer: "recompute:4,selective:10,keep:16".
 std::vector<ActivationPolicy> parse_activations(std::string_view value, int64_t layers) {
   if (value.find(':') == std::string_view::npos) {
     return std::vector<ActivationPolicy>(static_cast<size_t>(layers), parse_policy(value));
@@ -104,7 +105,8 @@ std::vector<std::pair<std::string_view, Setter>> route_setters() {
       {"ranks", count_setter(&P::ranks, "ranks", 1)},
       {"delivery",
        [](P& p, std::string_view v, int64_t) {
-         p.delivery = parse_name<Delivery>("delivery", v, parse_delivery, {Delivery::replicated, Delivery::sharded});
+         p.delivery = parse_name<Delivery>("delivery", v, parse_delivery,
+                                           {Delivery::replicated, Delivery::sharded, Delivery::broadcast});
        }},
       {"reduction",
        [](P& p, std::string_view v, int64_t) {
@@ -116,7 +118,8 @@ std::vector<std::pair<std::string_view, Setter>> route_setters() {
       {"activation", [](P& p, std::string_view v, int64_t layers) { p.activation = parse_activations(v, layers); }},
       {"update",
        [](P& p, std::string_view v, int64_t) {
-         p.update = parse_name<UpdatePolicy>("update", v, parse_update, {UpdatePolicy::eager, UpdatePolicy::deferred});
+         p.update = parse_name<UpdatePolicy>("update", v, parse_update,
+                                             {UpdatePolicy::eager, UpdatePolicy::deferred, UpdatePolicy::split});
        }},
       {"wire", dtype_setter(&P::wire, "wire")},
       {"accumulator", dtype_setter(&P::accumulator, "accumulator")},

@@ -96,12 +96,12 @@ std::string activation_text(const Plan& plan) {
 
 std::string summary(const Plan& plan) {
   return fmt::format(
-      "ranks {}, {} x {}, chunk {}, {}, {}, {} x {} rows, accumulator {}, wire {}, slots {}{}, threads "
+      "ranks {}, {} x {}, chunk {}, {}, {}, {} x {} x {} rows, accumulator {}, wire {}, slots {}{}, threads "
       "{}+{}",
       plan.ranks, name(plan.delivery), name(plan.reduction), format_bytes(2 * plan.chunk_elements),
-      activation_text(plan), name(plan.update), plan.micro_batches, plan.micro_batch_rows, name(plan.accumulator),
-      name(plan.wire), plan.layer_slots, plan.vocabulary_kept ? ", vocabulary kept" : "", plan.threads.update,
-      plan.threads.compute_per_rank);
+      activation_text(plan), name(plan.update), plan.waves, plan.micro_batches, plan.micro_batch_rows,
+      name(plan.accumulator), name(plan.wire), plan.layer_slots, plan.vocabulary_kept ? ", vocabulary kept" : "",
+      plan.threads.update, plan.threads.compute_per_rank);
 }
 
 double tokens_per_second(const TrainSpec& train, PredictedSeconds step) {
@@ -113,8 +113,10 @@ std::string render_text(const Report& report, int top) {
   std::string text = fmt::format("{}: {} rows x {} tokens a step on {}{}\n", report.model.name, report.train.batch_rows,
                                  report.train.seq, report.hardware.name,
                                  report.hardware.measured ? "" : " (not measured: every time is an estimate)");
-  text += fmt::format("{} plans looked at: {} do not fit, {} cannot be among the best, {} simulated\n\n",
-                      result.considered, result.over_memory, result.pruned_by_bound, result.simulated);
+  text += fmt::format(
+      "{} plans looked at: {} do not fit, {} cannot be among the best, {} simulated{}\n\n", result.considered,
+      result.over_memory, result.pruned_by_bound, result.simulated,
+      result.not_tried > 0 ? fmt::format(", {} not tried, since an estimate is worse", result.not_tried) : "");
   text += candidate_table(report, top) + "\n" + memory_text(report.memory, report.budgets) + "\nWhy this plan\n";
   for (const std::string& sentence : result.why) text += "  " + sentence + "\n";
   return text;
@@ -145,7 +147,8 @@ nlohmann::json render_json(const Report& report, int top) {
             {"considered", result.considered},
             {"over_memory", result.over_memory},
             {"pruned_by_bound", result.pruned_by_bound},
-            {"simulated", result.simulated}}},
+            {"simulated", result.simulated},
+            {"not_tried", result.not_tried}}},
           {"why", result.why}};
 }
 

@@ -4,130 +4,165 @@
 #include <cmath>
 #include <limits>
 #include <optional>
-#include <tuple>
 #include <utility>
 
 #include "model/base/format.h"
-#include "model/cost/activations.h"
+#include "planner/estimate.h"
 #include "planner/space.h"
 #include "planner/trial.h"
 
 namespace slidedp {
 namespace {
 
-constexpr size_t kFinalists = 6;  // groups of the second stage
+constexpr size_t kFinalists = 6;            // groups of the second stage, fewer if the tasks allow no more
+constexpr int64_t kStageTasks = 1'200'000;  // simulated in each of the two stages: seconds
 
 // Steps that differ by less than a nanosecond are equal: the difference is rounding.
 int64_t nanoseconds(PredictedSeconds time) { return std::llround(time.seconds * 1e9); }
 
-bool better(const Candidate& a, const Candidate& b) {
-  const auto key = [](const Candidate& c) { return std::tuple(nanoseconds(c.step), c.device_bytes, c.host_bytes); };
-  return key(a) < key(b);
-}
-
 // A plan with its memory, before it is priced.
 struct Fitted {
   Plan plan;
-  int recompute = 0;
   int64_t device_bytes = 0, host_bytes = 0;
+};
+
+// What was simulated of one combination.
+struct Solved {
+  std::vector<Candidate> candidates;
+  int64_t fastest_ns = std::numeric_limits<int64_t>::max();
 };
 
 class Search {
  public:
   Search(const SearchProblem& problem, const Budgets& budgets, const SearchOptions& options)
-      : problem_(problem), budgets_(budgets), options_(options) {}
+      : problem_(problem), budgets_(budgets), options_(options), choices_(activation_choices(problem)) {}
 
   // Prices every plan of every combination, but those whose bound shows that they cannot be among the best.
   void run_exhaustive(const std::vector<Combination>& all) {
     for (const Combination& combination : all) {
-      std::optional<Candidate> solved;
-      for (int recompute = 0; recompute <= most_recompute(problem_); ++recompute) {
-        if (const auto fitted = fit(combination, recompute)) price(*fitted, solved);
+      const CombinationMemory memory(problem_, combination);
+      Solved solved;
+      bool any = false;
+      for (const ActivationCounts counts : choices_) {
+        if (const auto fitted = fit(combination, memory, counts)) {
+          any = true;
+          price(*fitted, solved);
+        }
       }
-      keep(solved);
+      if (!any) note_over_memory(combination, memory);
+      keep(std::move(solved));
     }
   }
 
   void run_two_stages(const std::vector<Combination>& all) {
-    std::vector<Group> groups = rank_groups(all);
-    if (groups.size() > kFinalists) groups.resize(kFinalists);
-    for (const Group& group : groups) {
-      for (const Combination& variant : group.variants) {
-        if (variant == group.priced) continue;
-        if (const auto fitted = fewest_recompute(variant)) {
-          std::optional<Candidate> solved;
+    std::vector<Group> groups = estimated_groups(all);
+    const size_t simulated = simulate_groups(groups);
+    groups.resize(simulated);
+    std::ranges::stable_sort(groups, {}, &Group::step_ns);
+    int64_t tasks = 0;
+    for (size_t i = 0; i < groups.size() && i < kFinalists; ++i) {
+      for (const Combination& variant : groups[i].variants) {
+        if (variant == groups[i].chosen) continue;
+        tasks += estimate_tasks(problem_, variant);
+        if (tasks > kStageTasks) break;
+        if (const auto fitted = cheapest_fit(variant)) {
+          Solved solved;
           price(*fitted, solved);
-          keep(solved);
+          keep(std::move(solved));
         }
       }
     }
-    refine_winner();
+    if (found()) refine_winner();
   }
 
-  bool found() const { return !result_.best.empty(); }
+  bool found() const { return !solved_.empty(); }
   const std::vector<Trial>& trials() const { return trials_; }
-  SearchResult take_result() { return std::move(result_); }
+
+  // The best plan of every combination, ranked.
+  SearchResult take_result() {
+    std::vector<Candidate>& best = result_.best;
+    for (Solved& solved : solved_) best.push_back(std::move(best_of(solved)));
+    std::ranges::stable_sort(best, {}, [&](const Candidate& c) { return key(c); });
+    if (static_cast<int>(best.size()) > options_.keep) best.resize(static_cast<size_t>(options_.keep));
+    result_.fastest = fastest_;
+    return std::move(result_);
+  }
 
  private:
   // Combinations that differ in chunk, slots, kept vocabulary and threads only: what matters less than the rest.
   struct Group {
     std::vector<Combination> variants;
-    Combination priced;
+    Combination chosen;  // the variant that stands for all in the first stage
+    Fitted fitted;       // it, completed
+    double estimate_s = 0;
     int64_t step_ns = std::numeric_limits<int64_t>::max();
   };
 
   static Combination group_key(Combination combination) {
     combination.chunk_elements = 0;
     combination.layer_slots = 0;
+    combination.landing_slots = 0;
     combination.vocabulary_kept = false;
     combination.threads = {};
     return combination;
   }
 
+  RankKey key(const Candidate& candidate) const {
+    return rank_key(nanoseconds(candidate.step), nanoseconds(fastest_), candidate.device_bytes, candidate.host_bytes);
+  }
+
+  Candidate& best_of(Solved& solved) const {
+    return *std::ranges::min_element(solved.candidates, {}, [&](const Candidate& c) { return key(c); });
+  }
+
   // The largest head chunk that fits, if any does. Only the temporaries depend on it.
-  std::optional<Fitted> fit(const Combination& combination, int recompute) {
-    const std::vector<int64_t> tokens = head_chunks(problem_, combination);
-    Fitted fitted{complete(problem_, combination, recompute, tokens.front()), recompute};
-    const MemoryTable table = plan_memory(problem_, fitted.plan);
-    const int64_t without_temporaries = table.device_bytes() - table.temporary_bytes;
-    fitted.host_bytes = table.host_bytes();
-    for (const int64_t head_chunk : tokens) {
-      fitted.plan.head_chunk_tokens = head_chunk;
-      fitted.device_bytes = without_temporaries + temporary_bytes(problem_.model, fitted.plan);
-      ++result_.considered;
-      if (fits(fitted.device_bytes, fitted.host_bytes, budgets_)) return fitted;
-      ++result_.over_memory;
+  std::optional<Fitted> largest_head_chunk(const Combination& combination, const CombinationMemory& memory,
+                                           ActivationCounts counts) const {
+    const std::vector<int64_t>& tokens = memory.head_chunks();
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      const int64_t device = memory.device_bytes(counts, i);
+      if (!fits(device, memory.host_bytes(), budgets_)) continue;
+      return Fitted{complete(problem_, combination, counts, tokens[i]), device, memory.host_bytes()};
     }
-    trials_.push_back({fitted.plan, Trial::Outcome::over_memory, fitted.device_bytes, fitted.host_bytes, 0});
     return std::nullopt;
   }
 
-  // More recomputation never needs more memory, so bisection finds the smallest count that fits.
-  std::optional<Fitted> fewest_recompute(const Combination& combination) {
-    if (auto fitted = fit(combination, 0)) return fitted;
-    int fails = 0, works = most_recompute(problem_);
-    if (works == 0) return std::nullopt;
-    std::optional<Fitted> best = fit(combination, works);
-    while (best && works - fails > 1) {
-      const int middle = fails + (works - fails) / 2;
-      if (auto fitted = fit(combination, middle)) {
-        best = std::move(fitted);
-        works = middle;
-      } else {
-        fails = middle;
-      }
-    }
-    return best;
+  // The same, counted.
+  std::optional<Fitted> fit(const Combination& combination, const CombinationMemory& memory, ActivationCounts counts) {
+    auto fitted = largest_head_chunk(combination, memory, counts);
+    ++result_.considered;
+    if (!fitted) ++result_.over_memory;
+    return fitted;
   }
 
-  // Simulates the plan unless its bound rules it out; `solved` keeps the better of itself and this plan.
-  void price(const Fitted& fitted, std::optional<Candidate>& solved) {
+  // Notes the smallest plan of a combination of which nothing fits.
+  void note_over_memory(const Combination& combination, const CombinationMemory& memory) {
+    const size_t last = memory.head_chunks().size() - 1;
+    Plan plan = complete(problem_, combination, memory.smallest(), memory.head_chunks()[last]);
+    const int64_t device = memory.device_bytes(memory.smallest(), last);
+    trials_.push_back({std::move(plan), Trial::Outcome::over_memory, device, memory.host_bytes(), 0});
+  }
+
+  // The plan with the least extra compute time that fits.
+  std::optional<Fitted> cheapest_fit(const Combination& combination) {
+    const CombinationMemory memory(problem_, combination);
+    ++result_.considered;
+    for (const ActivationCounts counts : choices_) {
+      if (!fits(memory.device_bytes(memory.smallest(), memory.head_chunks().size() - 1), memory.host_bytes(), budgets_))
+        break;
+      if (auto fitted = largest_head_chunk(combination, memory, counts)) return fitted;
+    }
+    ++result_.over_memory;
+    note_over_memory(combination, memory);
+    return std::nullopt;
+  }
+
+  // Simulates the plan unless its bound rules it out.
+  void price(const Fitted& fitted, Solved& solved) {
     const StepGraph graph = build_step_graph(problem_.model, problem_.train, fitted.plan);
     const Bound lower = bound(graph, problem_.hardware);
-    int64_t limit = limit_ns();
-    if (solved) limit = std::min(limit, nanoseconds(solved->step));
     Trial trial{fitted.plan, Trial::Outcome::pruned, fitted.device_bytes, fitted.host_bytes, lower.step.seconds};
-    if (nanoseconds(lower.step) > limit) {
+    if (cannot_win(lower.step, solved)) {
       ++result_.pruned_by_bound;
       trials_.push_back(std::move(trial));
       return;
@@ -137,47 +172,68 @@ class Search {
     trial.outcome = Trial::Outcome::simulated;
     trial.seconds = simulation.step.seconds;
     trials_.push_back(std::move(trial));
-    Candidate candidate{fitted.plan,           lower.step,          simulation.step,  simulation.exposed,
-                        simulation.bottleneck, fitted.device_bytes, fitted.host_bytes};
-    if (!solved || better(candidate, *solved)) solved = std::move(candidate);
+    if (fastest_.seconds == 0 || simulation.step < fastest_) fastest_ = simulation.step;
+    solved.fastest_ns = std::min(solved.fastest_ns, nanoseconds(simulation.step));
+    solved.candidates.push_back({fitted.plan, lower.step, simulation.step, simulation.exposed, simulation.bottleneck,
+                                 fitted.device_bytes, fitted.host_bytes});
   }
 
-  int64_t limit_ns() const {
-    const bool full = static_cast<int>(result_.best.size()) >= options_.keep;
-    return full ? nanoseconds(result_.best.back().step) : std::numeric_limits<int64_t>::max();
+  // Whether a plan with this bound ranks behind another of its combination, or behind as many combinations as are kept,
+  // whatever its memory: its step is longer by more than counts as equal (of the fastest step so far; the final one is
+  // no longer). A simulated step may be below its bound by 0.1 %.
+  bool cannot_win(PredictedSeconds lower, const Solved& solved) const {
+    const bool full = static_cast<int>(limits_.size()) >= options_.keep;
+    const int64_t limit = full ? std::min(solved.fastest_ns, limits_.back()) : solved.fastest_ns;
+    if (limit == std::numeric_limits<int64_t>::max()) return false;
+    const int64_t equal = nanoseconds(fastest_) / kRankSteps + 1;
+    return static_cast<double>(nanoseconds(lower)) > static_cast<double>(limit + equal) * 1.001 + 2;
   }
 
-  void keep(std::optional<Candidate>& solved) {
-    if (!solved) return;
-    auto& best = result_.best;
-    best.insert(std::upper_bound(best.begin(), best.end(), *solved, better), std::move(*solved));
-    if (static_cast<int>(best.size()) > options_.keep) best.pop_back();
+  void keep(Solved solved) {
+    if (solved.candidates.empty()) return;
+    limits_.insert(std::upper_bound(limits_.begin(), limits_.end(), solved.fastest_ns), solved.fastest_ns);
+    if (static_cast<int>(limits_.size()) > options_.keep) limits_.pop_back();
+    solved_.push_back(std::move(solved));
   }
 
-  // First stage: one variant of each group, with the second largest chunk (the largest is a whole layer, whose copy and
-  // update overlap with nothing) or else the first variant that fits. Best group first.
-  std::vector<Group> rank_groups(const std::vector<Combination>& all) {
+  // Groups of which some plan fits, best estimate first. One variant stands for each: that with the second largest
+  // chunk (the largest is a whole layer, whose copy and update overlap with nothing), or else the first that fits.
+  std::vector<Group> estimated_groups(const std::vector<Combination>& all) {
     std::vector<Group> groups;
     for (const Combination& combination : all) {
       if (groups.empty() || group_key(groups.back().variants.front()) != group_key(combination)) groups.emplace_back();
       groups.back().variants.push_back(combination);
     }
     for (Group& group : groups) {
-      std::optional<Fitted> fitted = fewest_recompute(representative(group.variants));
-      for (size_t i = 0; !fitted && i < group.variants.size(); ++i) fitted = fewest_recompute(group.variants[i]);
+      std::optional<Fitted> fitted = cheapest_fit(representative(group.variants));
+      for (size_t i = 0; !fitted && i < group.variants.size(); ++i) fitted = cheapest_fit(group.variants[i]);
       if (!fitted) continue;
-      group.priced = fitted->plan;
-      group.priced.activation.clear();
-      group.priced.head_chunk_tokens = 0;
-      std::optional<Candidate> solved;
-      price(*fitted, solved);
-      if (solved) group.step_ns = nanoseconds(solved->step);
-      keep(solved);
+      group.fitted = std::move(*fitted);
+      group.chosen = group.fitted.plan;
+      group.chosen.activation.clear();
+      group.chosen.head_chunk_tokens = 0;
+      group.estimate_s = estimate_step(problem_, group.fitted.plan);
     }
-    std::erase_if(groups, [](const Group& group) { return group.step_ns == std::numeric_limits<int64_t>::max(); });
-    std::stable_sort(groups.begin(), groups.end(),
-                     [](const Group& a, const Group& b) { return a.step_ns < b.step_ns; });
+    std::erase_if(groups, [](const Group& group) { return group.estimate_s <= 0; });
+    std::ranges::stable_sort(groups, {}, &Group::estimate_s);
     return groups;
+  }
+
+  // First stage: prices the groups in this order while the tasks allow it. Returns how many.
+  size_t simulate_groups(std::vector<Group>& groups) {
+    int64_t tasks = 0;
+    size_t done = 0;
+    for (; done < groups.size(); ++done) {
+      Group& group = groups[done];
+      tasks += estimate_tasks(problem_, group.chosen);
+      if (done > 0 && tasks > kStageTasks) break;
+      Solved solved;
+      price(group.fitted, solved);
+      if (!solved.candidates.empty()) group.step_ns = solved.fastest_ns;
+      keep(std::move(solved));
+    }
+    result_.not_tried = static_cast<int64_t>(groups.size() - done);
+    return done;
   }
 
   static const Combination& representative(const std::vector<Combination>& variants) {
@@ -189,30 +245,39 @@ class Search {
     return *chosen;
   }
 
-  // Recomputing more layers than memory asks for costs compute time; but where copies or updates take longest it can be
-  // free, and then it saves memory. So larger counts for the winner, in growing steps, are tried while the bound allows
-  // it.
+  // Less saved than memory allows costs compute time; but where copies or updates take longest it can be free, and then
+  // it saves memory. So activations that cost more and need less are tried for the winner, in growing steps, while the
+  // bound allows it.
   void refine_winner() {
-    if (!found() || problem_.pins.activation) return;
-    Candidate& winner = result_.best.front();
-    Combination combination = winner.plan;
+    Solved& winner = *std::ranges::min_element(solved_, {}, [&](Solved& solved) { return key(best_of(solved)); });
+    Combination combination = winner.candidates.front().plan;
+    const ActivationCounts first = activation_counts(combination);
     combination.activation.clear();
-    const auto& policies = winner.plan.activation;
-    const auto fewest = static_cast<int>(std::count(policies.begin(), policies.end(), ActivationPolicy::recompute));
-    std::optional<Candidate> solved = winner;
-    for (int recompute = fewest + 1; recompute <= most_recompute(problem_); recompute += recompute - fewest) {
-      const int64_t pruned = result_.pruned_by_bound;
-      if (const auto fitted = fit(combination, recompute)) price(*fitted, solved);
-      if (result_.pruned_by_bound > pruned) break;  // the bound grows with the count
+    combination.head_chunk_tokens = 0;
+    const CombinationMemory memory(problem_, combination);
+    int64_t least = winner.candidates.front().device_bytes;
+    size_t at = 0;
+    while (at < choices_.size() && choices_[at] != first) ++at;
+    size_t skip = 0;
+    const int64_t pruned = result_.pruned_by_bound;
+    for (size_t i = at + 1; i < choices_.size() && result_.pruned_by_bound == pruned; i += 1 + skip) {
+      const auto fitted = largest_head_chunk(combination, memory, choices_[i]);
+      if (!fitted || fitted->device_bytes >= least) continue;
+      ++result_.considered;
+      price(*fitted, winner);
+      least = fitted->device_bytes;
+      skip = 2 * skip + 1;
     }
-    winner = *solved;
-    std::stable_sort(result_.best.begin(), result_.best.end(), better);
   }
 
   const SearchProblem& problem_;
   Budgets budgets_;
   SearchOptions options_;
+  std::vector<ActivationCounts> choices_;
   SearchResult result_;
+  PredictedSeconds fastest_;     // of all simulated
+  std::vector<Solved> solved_;   // by combination, none empty
+  std::vector<int64_t> limits_;  // the fastest steps of the best combinations, ascending, as many as are kept
   std::vector<Trial> trials_;
 };
 
@@ -224,7 +289,7 @@ SearchResult search(const ModelSpec& model, const TrainSpec& train, const Hardwa
   const std::vector<Combination> all = combinations(problem);
   int64_t tasks = 0;
   for (const Combination& combination : all) {
-    tasks += estimate_tasks(problem, combination) * (most_recompute(problem) + 1);
+    tasks += estimate_tasks(problem, combination) * static_cast<int64_t>(activation_choices(problem).size());
   }
   const bool exhaustive = tasks <= options.exhaustive_tasks;
   Search search(problem, budgets, options);
@@ -243,11 +308,12 @@ SearchResult search(const ModelSpec& model, const TrainSpec& train, const Hardwa
 std::vector<Plan> enumerate_plans(const ModelSpec& model, const TrainSpec& train, const HardwareSpec& hardware,
                                   const Pins& pins) {
   const SearchProblem problem(model, train, hardware, pins);
+  const std::vector<ActivationCounts> choices = activation_choices(problem);
   std::vector<Plan> plans;
   for (const Combination& combination : combinations(problem)) {
-    for (int recompute = 0; recompute <= most_recompute(problem); ++recompute) {
+    for (const ActivationCounts counts : choices) {
       for (const int64_t head_chunk : head_chunks(problem, combination)) {
-        plans.push_back(complete(problem, combination, recompute, head_chunk));
+        plans.push_back(complete(problem, combination, counts, head_chunk));
       }
     }
   }

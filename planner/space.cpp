@@ -1,18 +1,23 @@
 #include "planner/space.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "model/base/format.h"
+#include "model/cost/activations.h"
+#include "model/cost/flops.h"
 #include "model/graph/buffers.h"
 
 namespace slidedp {
 namespace {
 
-constexpr int kMaxRanks = 4;                // without a pin
+constexpr int kMaxRanks = 8;                // without a pin
 constexpr int64_t kMaxChunks = 2048;        // of a model, unless chunks are as large as kLargestStep
 constexpr int64_t kSmallestStep = 1 << 19;  // elements: 1 MiB of bf16
 constexpr int64_t kLargestStep = 1 << 25;   // elements: 64 MiB of bf16
+constexpr int64_t kMaxPasses = 64;          // waves x micro_batches, without a pin of either
+constexpr int64_t kMaxTasks = 2'000'000;    // of a plan: a gigabyte of graph
 
 std::vector<int64_t> divisors(int64_t number) {
   std::vector<int64_t> found;
@@ -51,24 +56,39 @@ std::vector<int> rank_counts(const SearchProblem& problem) {
 struct Batching {
   int64_t rows;
   int micro_batches;
+  int waves;
 };
 
-// How the rows of one rank and wave are cut. Rows are thinned to steps of at least two, since the difference between
-// neighbouring divisors is small.
-std::vector<Batching> batchings(const SearchProblem& problem, int ranks, int waves) {
+// Values of a divisor of `number`: the pinned one, or all of them up to `most`, thinned to steps of at least two, since
+// the difference between neighbouring divisors is small. Ascending.
+std::vector<int64_t> thinned_divisors(int64_t number, const std::optional<int>& pin, int64_t most) {
+  std::vector<int64_t> kept;
+  for (const int64_t divisor : divisors(number)) {
+    if (pin ? divisor != *pin : divisor > most) continue;
+    // The largest stays: it is one row a micro-batch, which needs the least memory.
+    if (kept.empty() || divisor >= 2 * kept.back() || divisor == number) kept.push_back(divisor);
+  }
+  return kept;
+}
+
+// How the rows of one rank are cut into waves and micro-batches.
+std::vector<Batching> batchings(const SearchProblem& problem, int ranks) {
   const PinnedFields& pins = problem.pins;
-  const int64_t parts = static_cast<int64_t>(ranks) * waves;
-  if (problem.train.batch_rows % parts != 0) return {};
-  const int64_t rank_rows = problem.train.batch_rows / parts;
-  const std::vector<int64_t> all = divisors(rank_rows);
+  const int64_t rank_rows = problem.train.batch_rows / ranks;
+  const bool pinned = pins.micro_batch_rows || pins.micro_batches || pins.waves;
   std::vector<Batching> kept;
-  for (auto rows = all.rbegin(); rows != all.rend(); ++rows) {
-    const int64_t micro_batches = rank_rows / *rows;
-    const bool pinned = pins.micro_batch_rows || pins.micro_batches;
-    if (pins.micro_batch_rows && *rows != *pins.micro_batch_rows) continue;
-    if (pins.micro_batches && micro_batches != *pins.micro_batches) continue;
-    if (!pinned && !kept.empty() && kept.back().rows < 2 * *rows && *rows != 1) continue;
-    kept.push_back({*rows, static_cast<int>(micro_batches)});
+  for (const int64_t waves : thinned_divisors(rank_rows, pins.waves, pinned ? rank_rows : kMaxPasses)) {
+    const int64_t wave_rows = rank_rows / waves;
+    if (pins.micro_batch_rows) {
+      const int64_t rows = *pins.micro_batch_rows;
+      const bool fits = wave_rows % rows == 0 && (!pins.micro_batches || wave_rows / rows == *pins.micro_batches);
+      if (fits) kept.push_back({rows, static_cast<int>(wave_rows / rows), static_cast<int>(waves)});
+      continue;
+    }
+    for (const int64_t count :
+         thinned_divisors(wave_rows, pins.micro_batches, pinned ? wave_rows : kMaxPasses / waves)) {
+      kept.push_back({wave_rows / count, static_cast<int>(count), static_cast<int>(waves)});
+    }
   }
   return kept;
 }
@@ -81,7 +101,7 @@ struct Route {
 // With one rank there is nothing to share: every route is replicated x cpu.
 std::vector<Route> routes(const SearchProblem& problem, int ranks) {
   std::vector<Route> found;
-  for (const Delivery delivery : {Delivery::sharded, Delivery::replicated}) {
+  for (const Delivery delivery : {Delivery::sharded, Delivery::replicated, Delivery::broadcast}) {
     for (const Reduction reduction : {Reduction::gpu, Reduction::cpu}) {
       if (ranks == 1 && (delivery != Delivery::replicated || reduction != Reduction::cpu)) continue;
       if (problem.pins.delivery.value_or(delivery) != delivery) continue;
@@ -97,10 +117,10 @@ std::vector<UpdatePolicy> updates(const SearchProblem& problem) {
     if (problem.pins.update.value_or(UpdatePolicy::deferred) == UpdatePolicy::eager) {
       failf(
           "Pin update=eager: train.max_grad_norm = {} needs the norm of all gradients before any update; pin "
-          "update=deferred, or set train.max_grad_norm=0.",
+          "update=deferred or update=split, or set train.max_grad_norm=0.",
           problem.train.max_grad_norm);
     }
-    return {UpdatePolicy::deferred};
+    return pinned_or(problem.pins.update, {UpdatePolicy::deferred, UpdatePolicy::split});
   }
   return pinned_or(problem.pins.update, {UpdatePolicy::eager, UpdatePolicy::deferred});
 }
@@ -136,13 +156,19 @@ Combination base_plan(const SearchProblem& problem) {
   plan.backend = problem.hardware.device.backend;
   plan.compute = plan.backend == "cpu" ? DType::fp32 : DType::bf16;
   plan.seq = problem.train.seq;
-  plan.waves = pins.waves.value_or(1);
   plan.wire = pins.wire.value_or(DType::bf16);
   plan.gradient_slots = pins.gradient_slots.value_or(2);
   plan.vocabulary_slots = pins.vocabulary_slots.value_or(1);
   plan.wire_slots = pins.wire_slots.value_or(2);
-  plan.landing_slots = pins.landing_slots.value_or(0);
   return plan;
+}
+
+// Chunk-sized landing buffers per source. Gradients of several waves go into the accumulators at once: room for two
+// layers' chunks lets one layer land while the one before is added.
+int landing_slots(const SearchProblem& problem, const Combination& plan) {
+  if (problem.pins.landing_slots) return *problem.pins.landing_slots;
+  if (plan.waves == 1) return 0;
+  return static_cast<int>(2 * ceil_div(problem.layout.class_elements(SlotClass::layer), plan.chunk_elements));
 }
 
 // Adds the combinations of one number of ranks, route, batching and update policy.
@@ -159,6 +185,7 @@ void add_variants(const SearchProblem& problem, const Combination& plan, std::ve
         for (const ThreadSplit& threads : thread_splits(problem, plan.ranks)) {
           Combination& added = all.emplace_back(plan);
           added.chunk_elements = chunk;
+          added.landing_slots = landing_slots(problem, added);
           added.layer_slots = slots;
           added.vocabulary_kept = kept;
           added.threads = threads;
@@ -166,6 +193,18 @@ void add_variants(const SearchProblem& problem, const Combination& plan, std::ve
       }
     }
   }
+}
+
+// Buffers of the plan, without tasks. `ranks`: those whose buffers are declared.
+StepGraph with_buffers(const SearchProblem& problem, const Plan& plan, int ranks = 0) {
+  StepGraph graph;
+  graph.plan = plan;
+  graph.layout = problem.layout;
+  for (const UnitLayout& unit : problem.layout.units) {
+    graph.chunks.push_back(make_chunks(unit, plan.chunk_elements, plan.ranks));
+  }
+  declare_buffers(graph, problem.model, ranks > 0 ? ranks : plan.ranks);
+  return graph;
 }
 
 }  // namespace
@@ -197,7 +236,7 @@ std::vector<Combination> combinations(const SearchProblem& problem) {
   const std::vector<int> ranks = rank_counts(problem);
   for (auto count = ranks.rbegin(); count != ranks.rend(); ++count) {
     for (const Route& route : routes(problem, *count)) {
-      for (const Batching& batching : batchings(problem, *count, base.waves)) {
+      for (const Batching& batching : batchings(problem, *count)) {
         for (const UpdatePolicy update : updates(problem)) {
           for (const DType accumulator : accumulators(problem, batching.micro_batches)) {
             Combination plan = base;
@@ -206,6 +245,7 @@ std::vector<Combination> combinations(const SearchProblem& problem) {
             plan.reduction = route.reduction;
             plan.micro_batch_rows = batching.rows;
             plan.micro_batches = batching.micro_batches;
+            plan.waves = batching.waves;
             plan.update = update;
             plan.accumulator = accumulator;
             add_variants(problem, plan, all);
@@ -220,22 +260,61 @@ std::vector<Combination> combinations(const SearchProblem& problem) {
         "train.batch_rows = {} with at most {} ranks, and one rank can only be delivery=replicated, reduction=cpu.",
         problem.train.batch_rows, problem.hardware.gpus);
   }
-  // What the runtime refuses must not be planned: pins that do not go together, a sequence beyond the model's.
-  for (const Combination& combination : all) {
-    validate_plan(complete(problem, combination, 0, head_chunks(problem, combination).front()), problem.model,
-                  problem.train);
+  std::erase_if(all, [&](const Combination& combination) { return estimate_tasks(problem, combination) > kMaxTasks; });
+  if (all.empty()) {
+    failf(
+        "Every plan with these pins has more than {} tasks a step, too many to plan: pin larger chunks, fewer "
+        "micro_batches or fewer waves, or lower train.batch_rows = {}.",
+        kMaxTasks, problem.train.batch_rows);
   }
+  // What the runtime refuses is not planned: values that do not go with a pin. If nothing is left, the pins do not go
+  // together, or the training spec does not suit the model.
+  std::optional<Error> refused;
+  std::erase_if(all, [&](const Combination& combination) {
+    try {
+      validate_plan(complete(problem, combination, {}, head_chunks(problem, combination).front()), problem.model,
+                    problem.train);
+      return false;
+    } catch (const Error& error) {
+      if (!refused) refused = error;
+      return true;
+    }
+  });
+  if (all.empty()) throw *refused;
   return all;
 }
 
-std::vector<ActivationPolicy> activation_policies(const SearchProblem& problem, int recompute) {
+ActivationCounts activation_counts(const Plan& plan) {
+  return {static_cast<int>(std::ranges::count(plan.activation, ActivationPolicy::recompute)),
+          static_cast<int>(std::ranges::count(plan.activation, ActivationPolicy::selective))};
+}
+
+std::vector<ActivationPolicy> activation_policies(const SearchProblem& problem, ActivationCounts counts) {
   if (problem.pins.activation) return *problem.pins.activation;
   std::vector<ActivationPolicy> policies(static_cast<size_t>(problem.layout.layers), ActivationPolicy::keep);
-  std::fill_n(policies.begin(), recompute, ActivationPolicy::recompute);
+  std::fill_n(policies.begin(), counts.recompute, ActivationPolicy::recompute);
+  std::fill_n(policies.begin() + counts.recompute, counts.selective, ActivationPolicy::selective);
   return policies;
 }
 
-int most_recompute(const SearchProblem& problem) { return problem.pins.activation ? 0 : problem.layout.layers; }
+std::vector<ActivationCounts> activation_choices(const SearchProblem& problem) {
+  if (problem.pins.activation) return {{}};
+  std::vector<ActivationCounts> choices;
+  const int layers = problem.layout.layers;
+  for (int recompute = 0; recompute <= layers; ++recompute) {
+    for (int selective = 0; recompute + selective <= layers; ++selective) choices.push_back({recompute, selective});
+  }
+  // Both kinds of extra time are proportional to the tokens.
+  const KernelSpec& kernels = problem.hardware.kernels;
+  const DType compute = problem.hardware.device.backend == "cpu" ? DType::fp32 : DType::bf16;
+  const double recompute_s =
+      layer_forward_flops(problem.model, 1, problem.train.seq) / std::max(kernels.layer_fwd.peak_gflops, 1e-9);
+  const double selective_s =
+      selective_backward_bytes(problem.model, problem.train.seq, compute) / std::max(kernels.elementwise_gbps, 1e-9);
+  const auto extra_s = [&](ActivationCounts c) { return c.recompute * recompute_s + c.selective * selective_s; };
+  std::ranges::stable_sort(choices, {}, extra_s);
+  return choices;
+}
 
 std::vector<int64_t> head_chunks(const SearchProblem& problem, const Combination& combination) {
   if (problem.pins.head_chunk_tokens) return {*problem.pins.head_chunk_tokens};
@@ -247,28 +326,62 @@ std::vector<int64_t> head_chunks(const SearchProblem& problem, const Combination
   return tokens;
 }
 
-Plan complete(const SearchProblem& problem, const Combination& combination, int recompute, int64_t head_chunk_tokens) {
+Plan complete(const SearchProblem& problem, const Combination& combination, ActivationCounts counts,
+              int64_t head_chunk_tokens) {
   Plan plan = combination;
-  plan.activation = activation_policies(problem, recompute);
+  plan.activation = activation_policies(problem, counts);
   plan.head_chunk_tokens = head_chunk_tokens;
   return plan;
 }
 
 MemoryTable plan_memory(const SearchProblem& problem, const Plan& plan) {
-  StepGraph graph;
-  graph.plan = plan;
-  graph.layout = problem.layout;
-  for (const UnitLayout& unit : problem.layout.units) {
-    graph.chunks.push_back(make_chunks(unit, plan.chunk_elements, plan.ranks));
+  return memory_table(with_buffers(problem, plan), problem.model, problem.hardware);
+}
+
+CombinationMemory::CombinationMemory(const SearchProblem& problem, const Combination& combination)
+    : micro_batches_(combination.micro_batches), head_chunks_(slidedp::head_chunks(problem, combination)) {
+  Plan plan = complete(problem, combination, {}, head_chunks_.front());
+  std::array<int64_t, 2> device{}, host{};
+  for (size_t i = 0; i < 2; ++i) {
+    plan.micro_batches = static_cast<int>(i) + 1;
+    const StepGraph graph = with_buffers(problem, plan, 1);
+    for (const Buffer& buffer : graph.buffers) {
+      const int alike = buffer.owner < 0 ? 1 : plan.ranks;
+      (buffer.on_host() ? host : device)[i] += alike * buffer.bytes;
+    }
   }
-  declare_buffers(graph, problem.model);
-  return memory_table(graph, problem.model, problem.hardware);
+  host_ = host[0] + (micro_batches_ - 1) * (host[1] - host[0]);
+  keep_all_ = device[0] + (micro_batches_ - 1) * (device[1] - device[0]) + problem.hardware.device.context_bytes;
+  const auto saved = [&](ActivationPolicy policy) {
+    return saved_layout(problem.model, plan.micro_batch_tokens(), plan.compute, policy).bytes;
+  };
+  saved_ = saved(ActivationPolicy::keep);
+  saved_selective_ = saved(ActivationPolicy::selective);
+  for (const int64_t tokens : head_chunks_) {
+    plan.head_chunk_tokens = tokens;
+    plan.activation = activation_policies(problem, {});
+    temporaries_.push_back(temporary_bytes(problem.model, plan));
+    plan.activation = activation_policies(problem, {0, problem.layout.layers});
+    temporaries_selective_.push_back(temporary_bytes(problem.model, plan));
+  }
+  if (problem.pins.activation) return;
+  // Of a mix the recomputing layers' scratch is there anyway, so more recomputation is smaller: an end is the smallest.
+  const ActivationCounts recompute{problem.layout.layers, 0}, selective{0, problem.layout.layers};
+  const size_t last = head_chunks_.size() - 1;
+  smallest_ = device_bytes(selective, last) < device_bytes(recompute, last) ? selective : recompute;
+}
+
+int64_t CombinationMemory::device_bytes(ActivationCounts counts, size_t head_chunk) const {
+  const int64_t scratch = counts.recompute > 0 ? saved_ : 0;
+  const int64_t saved = micro_batches_ * ((counts.recompute + counts.selective) * saved_ -  //
+                                          counts.selective * saved_selective_);
+  return keep_all_ - saved + scratch + (counts.selective > 0 ? temporaries_selective_ : temporaries_)[head_chunk];
 }
 
 int64_t estimate_tasks(const SearchProblem& problem, const Plan& plan) {
   const int64_t chunks = problem.layout.elements / plan.chunk_elements + problem.layout.layers + 2;
-  const int64_t compute = (problem.layout.layers + 2) * 3 * plan.micro_batches * plan.waves;
-  return plan.ranks * (chunks * 7 + compute) + 2 * chunks;
+  const int64_t compute = (problem.layout.layers + 2) * 3 * plan.micro_batches;
+  return plan.waves * (plan.ranks * (chunks * 7 + compute) + 2 * chunks);
 }
 
 }  // namespace slidedp

@@ -35,22 +35,52 @@ std::vector<Combination> combinations(const SearchProblem& problem);
 // Chunk sizes in elements for a number of ranks, ascending.
 std::vector<int64_t> chunk_ladder(const SearchProblem& problem, int ranks);
 
-// The first `recompute` layers recompute and the others keep. The layers that keep are the last ones: backward begins
-// with them, with their weights still in the slots, so gradients begin to leave at once; and the recomputation of the
-// first layers gives the compute lane work under which the updates queued so far drain before the step ends.
-std::vector<ActivationPolicy> activation_policies(const SearchProblem& problem, int recompute);
+// Layers that recompute and that are selective; the others keep.
+struct ActivationCounts {
+  int recompute = 0, selective = 0;
+  bool operator==(const ActivationCounts&) const = default;
+};
+ActivationCounts activation_counts(const Plan& plan);
 
-// Counts of recomputing layers to consider: 0..layers, or only {0} with a pinned activation (then it is ignored).
-int most_recompute(const SearchProblem& problem);
+// The first layers recompute, then come the selective ones, and the last ones keep: backward begins with them, with
+// their weights still in the slots, so gradients begin to leave at once; and the extra work of the first layers gives
+// the compute lane something to do while the updates queued so far drain before the step ends.
+std::vector<ActivationPolicy> activation_policies(const SearchProblem& problem, ActivationCounts counts);
+
+// All counts to consider, those with the least extra compute time first; only {0, 0} with a pinned activation (then
+// the counts are ignored).
+std::vector<ActivationCounts> activation_choices(const SearchProblem& problem);
 
 // Tokens whose logits exist at once, descending.
 std::vector<int64_t> head_chunks(const SearchProblem& problem, const Combination& combination);
 
 // The combination completed.
-Plan complete(const SearchProblem& problem, const Combination& combination, int recompute, int64_t head_chunk_tokens);
+Plan complete(const SearchProblem& problem, const Combination& combination, ActivationCounts counts,
+              int64_t head_chunk_tokens);
 
 // memory_table() of the plan's step graph, without building its tasks.
 MemoryTable plan_memory(const SearchProblem& problem, const Plan& plan);
+
+// The sums of plan_memory() for every activation and head chunk of a combination. Only one rank's buffers of two short
+// waves are looked at: memory grows linearly with the micro-batches, and all ranks are alike.
+class CombinationMemory {
+ public:
+  CombinationMemory(const SearchProblem& problem, const Combination& combination);
+  int64_t host_bytes() const { return host_; }
+  // `head_chunk`: index into head_chunks().
+  int64_t device_bytes(ActivationCounts counts, size_t head_chunk) const;
+  // The smallest of all counts and head chunks, and the counts that it belongs to.
+  ActivationCounts smallest() const { return smallest_; }
+  const std::vector<int64_t>& head_chunks() const { return head_chunks_; }
+
+ private:
+  int64_t host_ = 0;
+  int64_t keep_all_ = 0;  // device, without temporaries; with pinned activation that one
+  int64_t micro_batches_ = 0;
+  int64_t saved_ = 0, saved_selective_ = 0;  // of a layer and micro-batch
+  std::vector<int64_t> head_chunks_, temporaries_, temporaries_selective_;
+  ActivationCounts smallest_;
+};
 
 // Rough number of tasks of the plan's step graph: what building and simulating it costs.
 int64_t estimate_tasks(const SearchProblem& problem, const Plan& plan);

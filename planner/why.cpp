@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "model/base/format.h"
+#include "planner/report.h"
 #include "planner/trial.h"
 
 namespace slidedp {
@@ -21,6 +22,7 @@ std::vector<Choice> choices() {
       {"delivery", {"delivery"}, [](const Plan& p) { return std::string(name(p.delivery)); }},
       {"reduction", {"reduction"}, [](const Plan& p) { return std::string(name(p.reduction)); }},
       {"update", {"update"}, [](const Plan& p) { return std::string(name(p.update)); }},
+      {"waves", {"waves", "wave"}, [](const Plan& p) { return fmt::format("{}", p.waves); }},
       {"micro_batch_rows",
        {"micro_batch_rows", "micro_batches"},
        [](const Plan& p) { return fmt::format("{}", p.micro_batch_rows); }},
@@ -75,41 +77,38 @@ std::string sentence(const Choice& choice, const std::string& chosen, const Tria
   }
   const double gain = other.seconds / winner.step.seconds - 1;
   if (gain < 1e-6) {
-    return head + fmt::format("{} takes as long; of equals the plan with less memory is taken.", value);
+    return head + fmt::format("{} is no slower; of steps within 0.1 % the plan with less memory is taken.", value);
   }
   if (gain < 1e-3) return head + fmt::format("hardly a difference, {} takes {:.2f} % longer.", value, 100 * gain);
   return head + fmt::format("{} a step against {} with {} ({:+.1f} %).", format_seconds(winner.step.seconds),
                             format_seconds(other.seconds), value, 100 * gain);
 }
 
-int64_t recomputing(const Plan& plan) {
-  return std::count(plan.activation.begin(), plan.activation.end(), ActivationPolicy::recompute);
+// The counts with one step less of extra compute: a layer selective instead of recomputed, else kept.
+ActivationCounts one_less(ActivationCounts counts) {
+  if (counts.recompute > 0) return {counts.recompute - 1, counts.selective + 1};
+  return {0, counts.selective - 1};
 }
 
-// Why no fewer layers recompute.
+// Why no more is saved.
 std::string activation_sentence(const SearchProblem& problem, const Budgets& budgets, const Candidate& winner) {
-  const int64_t recompute = recomputing(winner.plan);
-  const auto layers = static_cast<int64_t>(winner.plan.activation.size());
-  if (problem.pins.activation) return fmt::format("activation: {} of {} layers recompute; pinned.", recompute, layers);
-  if (recompute == 0) {
+  const ActivationCounts counts = activation_counts(winner.plan);
+  const std::string chosen = activation_text(winner.plan);
+  if (problem.pins.activation) return fmt::format("activation {}: pinned.", chosen);
+  if (counts == ActivationCounts{}) {
     return fmt::format(
         "activation: every layer keeps what backward reads, since all of it fits; {} of {} per GPU are "
         "used.",
         format_bytes(winner.device_bytes), format_bytes(budgets.device_bytes));
   }
-  Plan fewer = winner.plan;
-  fewer.activation = activation_policies(problem, static_cast<int>(recompute - 1));
-  const int64_t bytes = plan_memory(problem, fewer).device_bytes();
+  Plan more = winner.plan;
+  more.activation = activation_policies(problem, one_less(counts));
+  const int64_t bytes = plan_memory(problem, more).device_bytes();
   if (bytes > budgets.device_bytes) {
-    return fmt::format(
-        "activation: {} of {} layers recompute, the fewest that fit; {} would need {} per GPU, over the "
-        "{} there.",
-        recompute, layers, recompute - 1, format_bytes(bytes), format_bytes(budgets.device_bytes));
+    return fmt::format("activation {}: the least extra compute that fits; {} would need {} per GPU, over the {} there.",
+                       chosen, activation_text(more), format_bytes(bytes), format_bytes(budgets.device_bytes));
   }
-  return fmt::format(
-      "activation: {} of {} layers recompute; fewer would fit but not be faster, since computing is not "
-      "what takes longest.",
-      recompute, layers);
+  return fmt::format("activation {}: to save more would fit but hardly be faster, and need more memory.", chosen);
 }
 
 std::string bottleneck_sentence(const SearchProblem& problem, const Candidate& winner) {
@@ -132,9 +131,6 @@ std::vector<std::string> explain(const SearchProblem& problem, const Budgets& bu
     const std::string chosen = choice.value(winner.plan);
     if (is_pinned(choice, pins)) {
       why.push_back(fmt::format("{} {}: pinned.", choice.field, chosen));
-    } else if (choice.field == "update" && problem.train.max_grad_norm > 0) {
-      why.push_back(fmt::format("update {}: clipping at max_grad_norm {} needs the norm of all gradients first.",
-                                chosen, problem.train.max_grad_norm));
     } else if (const Trial* other = best_other(choice, winner.plan, trials)) {
       why.push_back(sentence(choice, chosen, *other, budgets, winner));
     }

@@ -12,10 +12,10 @@ class Declarer {
  public:
   Declarer(StepGraph& graph, const ModelSpec& model) : graph_(graph), plan_(graph.plan), model_(model) {}
 
-  BufferTable declare() {
+  BufferTable declare(int ranks) {
     declare_state();
     declare_landing();
-    for (int rank = 0; rank < plan_.ranks; ++rank) {
+    for (int rank = 0; rank < ranks; ++rank) {
       table_.ranks.emplace_back();
       declare_slots(rank);
       declare_activations(rank);
@@ -181,6 +181,12 @@ class Declarer {
 
 int gradient_groups(const ModelLayout& layout, int unit) { return layout.tied && unit == 0 ? 2 : 1; }
 
-BufferTable declare_buffers(StepGraph& graph, const ModelSpec& model) { return Declarer(graph, model).declare(); }
+BufferTable declare_buffers(StepGraph& graph, const ModelSpec& model) {
+  return declare_buffers(graph, model, graph.plan.ranks);
+}
+
+BufferTable declare_buffers(StepGraph& graph, const ModelSpec& model, int ranks) {
+  return Declarer(graph, model).declare(ranks);
+}
 
 }  // namespace slidedp

@@ -40,5 +40,7 @@ int gradient_groups(const ModelLayout& layout, int unit);
 
 // Appends every buffer to graph.buffers. graph.plan, layout and chunks must be set.
 BufferTable declare_buffers(StepGraph& graph, const ModelSpec& model);
+// Only the buffers of the host and of the first `ranks` ranks: all ranks are alike.
+BufferTable declare_buffers(StepGraph& graph, const ModelSpec& model, int ranks);
 
 }  // namespace slidedp

@@ -75,6 +75,7 @@ class Builder {
   std::vector<int32_t> first_chunk_;  // by unit: chunks of the units before it
   int32_t total_chunks_ = 0;
   int64_t ring_turn_ = 0;           // landing ring slots taken so far
+  int32_t moments_turn_ = 0;        // second passes of split updates so far
   std::map<size_t, bool> updated_;  // units whose deferred update stands in the graph
   int wave_ = 0;                    // of the visit that is being emitted
   int64_t wire_bytes_ = 0, accumulator_bytes_ = 0;

@@ -143,7 +143,8 @@ void Builder::emit_late_updates(int unit) {
 void Builder::emit_update(int unit, size_t chunk, UpdatePart part) {
   Task& task = emit_chunk(TaskKind::update, {LaneKind::update, -1}, unit, chunk);
   task.phases = kUpdatePhases;
-  if (part == UpdatePart::moments) task.need += total_chunks_;  // after the weights of all units
+  // After the weights of all units, in the order of landing: a chunk's gradient waits for its moments.
+  if (part == UpdatePart::moments) task.need = total_chunks_ + moments_turn_++;
   touch_earlier_groups(task);
   if (plan().waves == 1) touch_sources(task, fixed_places(unit, gradient_groups(graph_.layout, unit) - 1, chunk));
   touch_accumulator(task, AccessMode::read);

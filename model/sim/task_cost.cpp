@@ -140,13 +140,13 @@ CostModel::KernelClass CostModel::kernel_class(const Task& task) const {
 void CostModel::kernel(const Task& task, TaskCost& cost) const {
   const KernelSpec& kernels = hardware_.kernels;
   cost.latency_s = kernels.launch_latency_s;
-  if (task.kind == TaskKind::cast) {
-    const auto bytes = static_cast<double>(task.work.device_bytes);
-    if (bytes > 0) cost.solo_s = bytes / (needed(kernels.elementwise_gbps, "kernels.elementwise_gbps") * kGiga);
-  } else if (task.work.flops > 0) {
+  if (task.kind != TaskKind::cast && task.work.flops > 0) {
     const auto [rate, key] = kernel_class(task);
     cost.solo_s = (task.work.flops + rate.half_gflop * kGiga) / (needed(rate.peak_gflops, key) * kGiga);
   }
+  // Elementwise kernels run after or between the others.
+  const auto bytes = static_cast<double>(task.work.device_bytes);
+  if (bytes > 0) cost.solo_s += bytes / (needed(kernels.elementwise_gbps, "kernels.elementwise_gbps") * kGiga);
   // Kernels of one rank share its compute units, whichever lane issued them. The CPU backend's lanes are threads: they
   // share cores only.
   if (!cpu_backend_) {

@@ -49,7 +49,7 @@ inline ModelSpec random_model(std::mt19937& random) {
 inline TrainSpec random_train(std::mt19937& random) {
   TrainSpec train;
   train.seq = pick<int64_t>(random, {64, 512});
-  train.batch_rows = pick<int64_t>(random, {1, 2, 4, 6});
+  train.batch_rows = pick<int64_t>(random, {1, 2, 4, 6, 8, 8});
   train.steps = 10;
   train.max_grad_norm = random() % 3 == 0 ? 1.0 : 0.0;
   return train;
@@ -59,7 +59,7 @@ inline TrainSpec random_train(std::mt19937& random) {
 inline HardwareSpec random_hardware(std::mt19937& random) {
   HardwareSpec hardware;
   hardware.name = "random";
-  hardware.gpus = pick(random, std::vector<int>{1, 2, 3, 4});
+  hardware.gpus = pick(random, std::vector<int>{1, 2, 3, 4, 8, 8});
   hardware.device = {"random", random() % 2 == 0 ? "cpu" : "cuda", int64_t{1} << 40, 0};
   const auto link = [&](double low, double high) {
     return LinkRate{between(random, 1e-6, 2e-5), between(random, low, high)};
@@ -91,8 +91,16 @@ inline Pins random_pins(std::mt19937& random, const HardwareSpec& hardware, cons
   if (sometimes(4)) pins["wire"] = pick<std::string>(random, {"bf16", "fp32"});
   if (sometimes(4)) pins["chunk"] = pick<std::string>(random, {"4KiB", "16KiB", "1MiB"});
   if (sometimes(5)) pins["accumulator"] = "fp32";
-  if (sometimes(4) && train.max_grad_norm == 0) pins["update"] = pick<std::string>(random, {"eager", "deferred"});
-  if (sometimes(4) && hardware.gpus >= 2 && train.batch_rows % 2 == 0) pins["ranks"] = "2";
+  if (sometimes(4)) {
+    pins["update"] = train.max_grad_norm == 0 ? pick<std::string>(random, {"eager", "deferred", "split"})
+                                              : pick<std::string>(random, {"deferred", "split"});
+  }
+  if (sometimes(6)) pins["activation"] = pick<std::string>(random, {"keep", "selective", "recompute"});
+  if (hardware.gpus >= 8 && train.batch_rows % 8 == 0) {
+    pins["ranks"] = "8";  // else too rare
+  } else if (sometimes(4) && hardware.gpus >= 2 && train.batch_rows % 2 == 0) {
+    pins["ranks"] = "2";
+  }
   return pins;
 }
 

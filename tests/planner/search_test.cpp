@@ -9,11 +9,13 @@
 #include <map>
 #include <optional>
 #include <random>
+#include <set>
 #include <tuple>
 #include <vector>
 
 #include "model/base/format.h"
 #include "planner/report.h"
+#include "planner/space.h"
 #include "tests/planner/problems.h"
 
 namespace slidedp {
@@ -25,6 +27,7 @@ using test::random_pins;
 using test::random_train;
 
 constexpr int64_t kNoLimit = int64_t{1} << 50;
+constexpr size_t kAffordable = 300;  // plans that the reference simulates
 
 struct Case {
   ModelSpec model;
@@ -41,11 +44,23 @@ Case random_case(unsigned seed) {
   c.train = random_train(random);
   c.hardware = random_hardware(random);
   c.pins = random_pins(random, c.hardware, c.train);
-  // Further pins until the reference is affordable.
-  const Pins further{{"layer_slots", "2"}, {"threads.update", "2"}, {"chunk", "16KiB"}, {"accumulator", "fp32"}};
+  // Further pins until the reference is affordable, in random order, so that every dimension is free in some cases.
+  std::vector<std::pair<std::string, std::string>> further{
+      {"layer_slots", "2"},    {"threads.update", "2"}, {"chunk", "16KiB"},         {"accumulator", "fp32"},
+      {"delivery", "sharded"}, {"reduction", "gpu"},    {"micro_batches", "1"},     {"waves", "1"},
+      {"update", "deferred"},  {"waves", "2"},          {"delivery", "broadcast"},  {"vocabulary_kept", "false"},
+      {"update", "split"},     {"ranks", "8"},          {"head_chunk_tokens", "64"}};
+  std::shuffle(further.begin(), further.end(), random);
+  further.insert(further.end(), {{"layer_slots", "2"}, {"threads.update", "2"}, {"activation", "selective"}});
   for (const auto& pin : further) {
-    if (enumerate_plans(c.model, c.train, c.hardware, c.pins).size() <= 500) break;
-    c.pins.insert(pin);
+    if (enumerate_plans(c.model, c.train, c.hardware, c.pins).size() <= kAffordable) break;
+    Pins more = c.pins;
+    more.insert(pin);
+    try {
+      enumerate_plans(c.model, c.train, c.hardware, more);
+      c.pins = more;
+    } catch (const Error&) {  // contradicts another pin
+    }
   }
   return c;
 }
@@ -55,9 +70,15 @@ struct Priced {
   Plan plan;
   int64_t step_ns = 0, device_bytes = 0, host_bytes = 0;
 };
-std::tuple<int64_t, int64_t, int64_t> key(const Priced& p) { return {p.step_ns, p.device_bytes, p.host_bytes}; }
-std::tuple<int64_t, int64_t, int64_t> key(const Candidate& c) {
-  return {std::llround(c.step.seconds * 1e9), c.device_bytes, c.host_bytes};
+
+// The documented ranking, written again: whole thousandths of the fastest step, device bytes, host bytes, nanoseconds.
+using Key = std::tuple<int64_t, int64_t, int64_t, int64_t>;
+Key key(const Priced& p, int64_t fastest_ns) {
+  return {p.step_ns * 1000 / fastest_ns, p.device_bytes, p.host_bytes, p.step_ns};
+}
+int64_t nanoseconds(PredictedSeconds time) { return std::llround(time.seconds * 1e9); }
+Key key(const Candidate& c, int64_t fastest_ns) {
+  return key(Priced{c.plan, nanoseconds(c.step), c.device_bytes, c.host_bytes}, fastest_ns);
 }
 
 std::vector<Priced> price_all(const Case& c) {
@@ -71,29 +92,49 @@ std::vector<Priced> price_all(const Case& c) {
   return all;
 }
 
-// Plans that differ in activation and head chunk only are one candidate: of each activation the largest head chunk that
-// fits (they come in descending order), then the best activation. In order of first appearance, best first.
-std::vector<Priced> reference(const std::vector<Priced>& all, const Budgets& budgets) {
+struct Reference {
   std::vector<Priced> best;
-  std::optional<Plan> group;
-  std::optional<Plan> activation;
+  int64_t fastest_ns = 0;
+};
+
+// Of each activation the largest head chunk that fits (they come in descending order).
+std::vector<Priced> fitting(const std::vector<Priced>& all, const Budgets& budgets) {
+  std::vector<Priced> kept;
+  std::optional<Plan> last;
   for (const Priced& priced : all) {
     if (priced.device_bytes > budgets.device_bytes || priced.host_bytes > budgets.host_bytes) continue;
-    Plan same_activation = priced.plan;
-    same_activation.head_chunk_tokens = 0;
-    if (activation == same_activation) continue;
-    activation = same_activation;
-    Plan same_group = same_activation;
-    same_group.activation.clear();
-    if (group != same_group) {
-      best.push_back(priced);
-    } else if (key(priced) < key(best.back())) {
-      best.back() = priced;
-    }
-    group = same_group;
+    Plan same = priced.plan;
+    same.head_chunk_tokens = 0;
+    if (last != same) kept.push_back(priced);
+    last = same;
   }
-  std::stable_sort(best.begin(), best.end(), [](const Priced& a, const Priced& b) { return key(a) < key(b); });
-  return best;
+  return kept;
+}
+
+// Plans that differ in activation and head chunk only are one candidate: the best activation. In order of first
+// appearance, best first.
+Reference reference(const std::vector<Priced>& all, const Budgets& budgets) {
+  const std::vector<Priced> plans = fitting(all, budgets);
+  Reference found;
+  if (plans.empty()) return found;
+  found.fastest_ns = std::ranges::min(plans, {}, &Priced::step_ns).step_ns;
+  const auto before = [&](const Priced& a, const Priced& b) {
+    return key(a, found.fastest_ns) < key(b, found.fastest_ns);
+  };
+  std::optional<Plan> group;
+  for (const Priced& priced : plans) {
+    Plan same = priced.plan;
+    same.head_chunk_tokens = 0;
+    same.activation.clear();
+    if (group != same) {
+      found.best.push_back(priced);
+    } else if (before(priced, found.best.back())) {
+      found.best.back() = priced;
+    }
+    group = same;
+  }
+  std::stable_sort(found.best.begin(), found.best.end(), before);
+  return found;
 }
 
 // Budgets that cut through the space: the middle of the demands in use, and sometimes a host limit.
@@ -110,30 +151,34 @@ Budgets cutting_budgets(const std::vector<Priced>& all, std::mt19937& random) {
   return budgets;
 }
 
-void expect_equal(const SearchResult& result, const std::vector<Priced>& expected, int keep) {
+void expect_equal(const SearchResult& result, const Reference& expected, int keep) {
   EXPECT_TRUE(result.exhaustive);
   EXPECT_EQ(result.considered, result.over_memory + result.pruned_by_bound + result.simulated);
-  ASSERT_EQ(result.best.size(), std::min<size_t>(expected.size(), static_cast<size_t>(keep)));
+  EXPECT_EQ(nanoseconds(result.fastest), expected.fastest_ns);
+  ASSERT_EQ(result.best.size(), std::min<size_t>(expected.best.size(), static_cast<size_t>(keep)));
   for (size_t i = 0; i < result.best.size(); ++i) {
-    EXPECT_EQ(key(result.best[i]), key(expected[i])) << "candidate " << i;
-    EXPECT_EQ(result.best[i].plan, expected[i].plan) << "candidate " << i;
+    EXPECT_EQ(key(result.best[i], expected.fastest_ns), key(expected.best[i], expected.fastest_ns))
+        << "candidate " << i;
+    EXPECT_EQ(result.best[i].plan, expected.best[i].plan) << "candidate " << i;
   }
 }
 
 // The search in two stages looks at few plans. It must find a plan whenever there is one, honour the budgets, and come
 // close to the optimum: 5 %, the simulator's own accuracy, is what its omissions may cost on such small problems, where
 // latencies weigh more than on those for which it is used.
-void expect_close(const SearchResult& result, const std::vector<Priced>& expected, const Budgets& budgets) {
+void expect_close(const SearchResult& result, const Reference& expected, const Budgets& budgets) {
   EXPECT_FALSE(result.exhaustive);
   const Candidate& best = result.best.front();
   EXPECT_LE(best.device_bytes, budgets.device_bytes);
   EXPECT_LE(best.host_bytes, budgets.host_bytes);
-  EXPECT_GE(key(best), key(expected.front()));
-  EXPECT_LE(best.step.seconds * 1e9, 1.05 * static_cast<double>(expected.front().step_ns))
+  EXPECT_GE(nanoseconds(result.fastest), expected.fastest_ns);
+  EXPECT_LE(best.step.seconds * 1e9, 1.05 * static_cast<double>(expected.best.front().step_ns))
       << summary(best.plan) << "\n"
-      << summary(expected.front().plan);
-  EXPECT_TRUE(std::is_sorted(result.best.begin(), result.best.end(),
-                             [](const Candidate& a, const Candidate& b) { return key(a) < key(b); }));
+      << summary(expected.best.front().plan);
+  const int64_t fastest_ns = nanoseconds(result.fastest);
+  EXPECT_TRUE(std::is_sorted(result.best.begin(), result.best.end(), [&](const Candidate& a, const Candidate& b) {
+    return key(a, fastest_ns) < key(b, fastest_ns);
+  }));
 }
 
 class RandomProblem : public testing::TestWithParam<unsigned> {};
@@ -149,17 +194,39 @@ TEST_P(RandomProblem, EqualsExhaustiveSearch) {
     exhaustive.keep = round == 3 ? 1 : 10;
     SearchOptions two_stages;
     two_stages.exhaustive_tasks = 0;
-    const std::vector<Priced> expected = reference(all, c.budgets);
+    const Reference expected = reference(all, c.budgets);
     const auto found = [&](const SearchOptions& options) {
       return search(c.model, c.train, c.hardware, c.budgets, c.pins, options);
     };
-    if (expected.empty()) {
+    if (expected.best.empty()) {
       EXPECT_THROW(found(exhaustive), Error);
       EXPECT_THROW(found(two_stages), Error);
       continue;
     }
     expect_equal(found(exhaustive), expected, exhaustive.keep);
     expect_close(found(two_stages), expected, c.budgets);
+  }
+}
+
+// The cases above hold every value of the space, several of them in most: else they would show less than they claim.
+TEST(RandomProblems, CoverTheSpace) {
+  std::map<std::string, int> cases;
+  for (unsigned seed = 0; seed < 30; ++seed) {
+    const Case c = random_case(seed);
+    std::set<std::string> seen;
+    for (const Plan& plan : enumerate_plans(c.model, c.train, c.hardware, c.pins)) {
+      seen.insert({fmt::format("delivery {}", name(plan.delivery)), fmt::format("update {}", name(plan.update)),
+                   fmt::format("reduction {}", name(plan.reduction)), plan.waves > 1 ? "waves" : "one wave",
+                   plan.micro_batches > 1 ? "micro-batches" : "one micro-batch", fmt::format("ranks {}", plan.ranks)});
+      const ActivationCounts counts = activation_counts(plan);
+      if (counts.recompute > 0 && counts.selective > 0) seen.insert("mixed activation");
+    }
+    for (const std::string& value : seen) ++cases[value];
+  }
+  for (const char* value :
+       {"delivery broadcast", "delivery sharded", "delivery replicated", "update eager", "update deferred",
+        "update split", "reduction cpu", "reduction gpu", "waves", "micro-batches", "ranks 8", "mixed activation"}) {
+    EXPECT_GE(cases[value], 3) << value;
   }
 }
 
@@ -178,6 +245,7 @@ Case fixed_case() {
   for (KernelRate* rate : {&c.hardware.kernels.layer_fwd, &c.hardware.kernels.layer_bwd, &c.hardware.kernels.head}) {
     *rate = {20, 1e-4};
   }
+  c.hardware.kernels.elementwise_gbps = 1;  // a selective layer takes a few per cent longer than one that keeps
   c.pins = {{"ranks", "2"}, {"chunk", "64KiB"}, {"layer_slots", "2"}};
   return c;
 }
@@ -201,19 +269,16 @@ TEST(Search, IsDeterministic) {
   }
 }
 
-int64_t recomputing(const Plan& plan) {
-  return std::count(plan.activation.begin(), plan.activation.end(), ActivationPolicy::recompute);
-}
-
-// Where computing takes longest, recomputation costs time: with less memory more layers recompute, one at a time, and
-// the step gets slower.
-TEST(Search, RecomputesNoMoreThanMemoryAsks) {
+// Where computing takes longest, less memory costs time: with smaller and smaller budgets the plans go from keep
+// through selective to recompute, and the step gets slower (within what the ranking counts as equal).
+TEST(Search, SavesWhatMemoryHolds) {
   Case c = fixed_case();
-  c.pins.insert({{"micro_batch_rows", "1"}, {"delivery", "sharded"}, {"reduction", "gpu"}});
+  c.model.qk_norm = true;  // so that a selective layer saves much less
+  c.pins.insert({{"micro_batch_rows", "1"}, {"micro_batches", "2"}, {"delivery", "sharded"}, {"reduction", "gpu"}});
   SearchResult result = run(c);
-  EXPECT_EQ(recomputing(result.best.front().plan), 0);
-  std::vector<int64_t> counts;
-  double step = result.best.front().step.seconds;
+  EXPECT_EQ(activation_text(result.best.front().plan), "keep");
+  std::set<std::string> seen;
+  double step = result.fastest.seconds;
   while (true) {
     c.budgets.device_bytes = result.best.front().device_bytes - 1;
     try {
@@ -223,12 +288,43 @@ TEST(Search, RecomputesNoMoreThanMemoryAsks) {
     }
     const Candidate& best = result.best.front();
     EXPECT_LE(best.device_bytes, c.budgets.device_bytes);
-    EXPECT_GE(best.step.seconds * (1 + 1e-9), step);
-    step = best.step.seconds;
-    if (counts.empty() || counts.back() != recomputing(best.plan)) counts.push_back(recomputing(best.plan));
+    EXPECT_GE(result.fastest.seconds * (1 + 1e-3), step);
+    step = result.fastest.seconds;
+    seen.insert(activation_text(best.plan));
   }
-  EXPECT_TRUE(std::is_sorted(counts.begin(), counts.end()));
-  EXPECT_EQ(counts.back(), 4);
+  EXPECT_THAT(seen, testing::IsSupersetOf({"selective", "recompute"}));
+}
+
+// A difference that the simulator cannot know does not buy memory.
+TEST(Search, OfPlansWithinAThousandthTheSmallestWins) {
+  Case c = fixed_case();
+  c.pins.erase("layer_slots");
+  c.pins.insert({{"waves", "1"}, {"delivery", "sharded"}, {"reduction", "gpu"}});
+  const SearchResult result = run(c);
+  const Candidate& best = result.best.front();
+  EXPECT_LT(best.step.seconds, result.fastest.seconds * 1.001);
+  for (const Priced& other : fitting(price_all(c), c.budgets)) {
+    if (static_cast<double>(other.step_ns) < nanoseconds(result.fastest) * 1.0009) {
+      EXPECT_LE(best.device_bytes, other.device_bytes) << summary(other.plan);
+    }
+  }
+}
+
+// A batch of a million rows has divisors for every cut; the answer must not hang on them. (How long it takes is not
+// asserted; a search that follows all of them would not end within the suite's limit.)
+TEST(Search, AnswersForAMillionRows) {
+  Case c = fixed_case();
+  c.pins.clear();
+  c.train.batch_rows = 1'000'000;
+  const SearchResult result = run(c);
+  for (const Candidate& candidate : result.best) {
+    EXPECT_EQ(candidate.plan.batch_rows(), 1'000'000);
+    EXPECT_LE(candidate.plan.waves * candidate.plan.micro_batches, 64);
+  }
+  c.budgets.device_bytes = int64_t{8} << 30;
+  EXPECT_THROW(run(c), Error);
+  c.pins = {{"micro_batch_rows", "1"}};
+  EXPECT_THROW(run(c), Error);  // half a million micro-batches: too many tasks
 }
 
 TEST(Search, ExplainsItsChoices) {

@@ -62,31 +62,37 @@ TEST(Space, HoldsTheDocumentedValues) {
   const Example example;
   const std::vector<Plan> plans = example.plans();
   EXPECT_THAT(values(plans, &Plan::ranks), ElementsAre(1, 2, 4));
-  EXPECT_THAT(values(plans, &Plan::delivery), ElementsAre(Delivery::replicated, Delivery::sharded));
+  EXPECT_THAT(values(plans, &Plan::delivery),
+              ElementsAre(Delivery::replicated, Delivery::sharded, Delivery::broadcast));
   EXPECT_THAT(values(plans, &Plan::reduction), ElementsAre(Reduction::cpu, Reduction::gpu));
   EXPECT_THAT(values(plans, &Plan::update), ElementsAre(UpdatePolicy::eager, UpdatePolicy::deferred));
   EXPECT_THAT(values(plans, &Plan::micro_batch_rows), ElementsAre(1, 2, 4, 8));
+  EXPECT_THAT(values(plans, &Plan::micro_batches), ElementsAre(1, 2, 4, 8));
+  EXPECT_THAT(values(plans, &Plan::waves), ElementsAre(1, 2, 4, 8));
   EXPECT_THAT(values(plans, &Plan::wire), ElementsAre(DType::bf16));
   EXPECT_THAT(values(plans, &Plan::accumulator), ElementsAre(DType::bf16, DType::fp32));
   EXPECT_THAT(values(plans, &Plan::layer_slots), ElementsAre(2, 3));
   EXPECT_THAT(values(plans, &Plan::vocabulary_kept), ElementsAre(false, true));
   EXPECT_THAT(values(plans, &Plan::head_chunk_tokens), ElementsAre(256, 512, 1024, 2048, 4096));
   std::set<std::string> seen;
-  std::set<int64_t> recompute;
+  std::set<std::pair<int, int>> counts;
   for (const Plan& plan : plans) {
     EXPECT_NO_THROW(validate_plan(plan, example.model, example.train));
     EXPECT_TRUE(seen.insert(fmt::format("{}, head {}", summary(plan), plan.head_chunk_tokens)).second) << "twice";
-    EXPECT_TRUE(std::is_sorted(plan.activation.rbegin(), plan.activation.rend())) << "the first layers recompute";
-    recompute.insert(std::count(plan.activation.begin(), plan.activation.end(), ActivationPolicy::recompute));
+    EXPECT_TRUE(std::is_sorted(plan.activation.rbegin(), plan.activation.rend())) << "recompute, selective, keep";
+    const ActivationCounts found = activation_counts(plan);
+    counts.insert({found.recompute, found.selective});
+    const int64_t layer_chunks = ceil_div(make_layout(example.model).units[1].elements, plan.chunk_elements);
+    EXPECT_EQ(plan.landing_slots, plan.waves == 1 ? 0 : 2 * layer_chunks);
     EXPECT_EQ(plan.threads.update, 16 - plan.ranks - 1);
   }
-  EXPECT_THAT(recompute, ElementsAre(0, 1, 2, 3, 4));
+  EXPECT_EQ(counts.size(), 15u);  // all pairs with a sum of at most 4
 }
 
-TEST(Space, ClippingLeavesDeferredUpdates) {
+TEST(Space, ClippingLeavesUpdatesAfterTheNorm) {
   Example example;
   example.train.max_grad_norm = 1;
-  EXPECT_THAT(values(example.plans(), &Plan::update), ElementsAre(UpdatePolicy::deferred));
+  EXPECT_THAT(values(example.plans(), &Plan::update), ElementsAre(UpdatePolicy::deferred, UpdatePolicy::split));
 }
 
 TEST(Space, ChunksSuitTheModel) {
@@ -127,6 +133,18 @@ TEST(Space, MemoryEqualsTheBuiltGraphs) {
       EXPECT_EQ(quick.device_bytes(), built.device_bytes());
       EXPECT_EQ(quick.host_bytes(), built.host_bytes());
       EXPECT_EQ(quick.device_buffer_bytes, built.device_buffer_bytes);
+      Combination combination = plan;
+      combination.activation.clear();
+      combination.head_chunk_tokens = 0;
+      const CombinationMemory memory(problem, combination);
+      const auto chunk = std::ranges::find(memory.head_chunks(), plan.head_chunk_tokens);
+      EXPECT_EQ(memory.device_bytes(activation_counts(plan), chunk - memory.head_chunks().begin()),
+                built.device_bytes());
+      EXPECT_EQ(memory.host_bytes(), built.host_bytes());
+      for (const ActivationCounts counts : activation_choices(problem)) {
+        EXPECT_LE(memory.device_bytes(memory.smallest(), memory.head_chunks().size() - 1),
+                  memory.device_bytes(counts, 0));
+      }
     }
   }
 }
@@ -139,6 +157,15 @@ TEST(Pins, EveryFieldIsHonoured) {
       {{"reduction", "gpu"}, [](const Plan& p) { return p.reduction == Reduction::gpu; }},
       {{"chunk", "16KiB"}, [](const Plan& p) { return p.chunk_elements == 8192; }},
       {{"chunk_elements", "1000"}, [](const Plan& p) { return p.chunk_elements == 1000; }},
+      {{"delivery", "broadcast"}, [](const Plan& p) { return p.delivery == Delivery::broadcast; }},
+      {{"update", "split"}, [](const Plan& p) { return p.update == UpdatePolicy::split; }},
+      {{"activation", "selective"},
+       [](const Plan& p) { return p.activation == std::vector(4, ActivationPolicy::selective); }},
+      {{"activation", "recompute:1,selective:2,keep:1"},
+       [](const Plan& p) {
+         using enum ActivationPolicy;
+         return p.activation == std::vector{recompute, selective, selective, keep};
+       }},
       {{"activation", "recompute"},
        [](const Plan& p) { return p.activation == std::vector(4, ActivationPolicy::recompute); }},
       {{"activation", "keep:1,recompute:2,keep:1"},
@@ -152,7 +179,7 @@ TEST(Pins, EveryFieldIsHonoured) {
       {{"micro_batch_rows", "2"}, [](const Plan& p) { return p.micro_batch_rows == 2; }},
       {{"micro_batches", "2"}, [](const Plan& p) { return p.micro_batches == 2; }},
       {{"waves", "1"}, [](const Plan& p) { return p.waves == 1; }},
-      {{"wave", "1"}, [](const Plan& p) { return p.waves == 1; }},
+      {{"wave", "2"}, [](const Plan& p) { return p.waves == 2 && p.landing_slots > 0; }},
       {{"head_chunk_tokens", "100"}, [](const Plan& p) { return p.head_chunk_tokens == 100; }},
       {{"layer_slots", "4"}, [](const Plan& p) { return p.layer_slots == 4; }},
       {{"gradient_slots", "3"}, [](const Plan& p) { return p.gradient_slots == 3; }},
@@ -171,16 +198,22 @@ TEST(Pins, EveryFieldIsHonoured) {
   EXPECT_TRUE(std::all_of(ring.begin(), ring.end(), [](const Plan& p) { return p.landing_slots == 4; }));
 }
 
+TEST(Pins, LeaveOutWhatDoesNotGoWithThem) {
+  const Example example;
+  EXPECT_THAT(values(example.plans({{"accumulator", "bf16"}}), &Plan::micro_batches), ElementsAre(1));
+  EXPECT_THAT(values(example.plans({{"landing_slots", "4"}, {"update", "split"}}), &Plan::waves), ElementsAre(2, 4, 8));
+}
+
 TEST(Pins, BadOnesAreRefusedWithTheValidNames) {
   const Example example;
   EXPECT_THAT(example.error({{"devilery", "sharded"}}), AllOf(HasSubstr("devilery"), HasSubstr("delivery, reduction")));
   EXPECT_THAT(example.error({{"backend", "cuda"}}), HasSubstr("no field \"backend\" that can be pinned"));
   EXPECT_THAT(example.error({{"delivery", "pigeon"}}), AllOf(HasSubstr("pigeon"), HasSubstr("replicated, sharded")));
-  EXPECT_THAT(example.error({{"update", "split"}}), HasSubstr("valid are eager, deferred"));
+  EXPECT_THAT(example.error({{"update", "never"}}), HasSubstr("valid are eager, deferred, split"));
   EXPECT_THAT(example.error({{"activation", "keep:3"}}), HasSubstr("add up to 3, but the model has 4 layers"));
   EXPECT_THAT(example.error({{"activation", "keep:5"}}), HasSubstr("add up to the model's 4 layers"));
-  EXPECT_THAT(example.error({{"activation", "selective"}}), HasSubstr("valid are keep, recompute"));
-  EXPECT_THAT(example.error({{"activation", ""}}), HasSubstr("valid are keep, recompute"));
+  EXPECT_THAT(example.error({{"activation", "offload"}}), HasSubstr("valid are keep, selective, recompute"));
+  EXPECT_THAT(example.error({{"activation", ""}}), HasSubstr("valid are keep, selective, recompute"));
   EXPECT_THAT(example.error({{"chunk", "many"}}), HasSubstr("pin chunk"));
   EXPECT_THAT(example.error({{"chunk", "1"}}), HasSubstr("sizes from 2 B"));
   EXPECT_THAT(example.error({{"layer_slots", "0"}}), HasSubstr("whole numbers from 1"));
@@ -197,6 +230,7 @@ TEST(Pins, ContradictionsAreNamed) {
   EXPECT_THAT(example.error({{"ranks", "1"}, {"delivery", "sharded"}}), HasSubstr("one rank can only be"));
   EXPECT_THAT(example.error({{"micro_batch_rows", "3"}}), HasSubstr("train.batch_rows = 8"));
   EXPECT_THAT(example.error({{"waves", "3"}}), HasSubstr("waves"));
+  EXPECT_THAT(example.error({{"waves", "1"}, {"update", "split"}, {"landing_slots", "4"}}), HasSubstr("landing_slots"));
   EXPECT_THAT(example.error({{"accumulator", "bf16"}, {"micro_batches", "2"}}), HasSubstr("accumulator"));
   EXPECT_THAT(example.error({{"head_chunk_tokens", "100000"}}), HasSubstr("head_chunk_tokens"));
   example.train.max_grad_norm = 1;

@@ -183,6 +183,40 @@ TEST(Dependencies, FollowBytesNotBuffers) {
   EXPECT_EQ(graph.tasks[1].previous_deps, (std::vector<TaskId>{2}));
 }
 
+// The pool runs the second pass of a split update after every first pass, in the order in which backward's gradients
+// land on what it reads: the head's first, so that they need not wait for the other units.
+TEST(StepGraph, MomentsAreFormedInLandingOrder) {
+  RandomProblem problem(1);
+  problem.model.layers = 5;
+  problem.plan.activation.assign(5, ActivationPolicy::keep);
+  problem.plan.update = UpdatePolicy::split;
+  problem.plan.waves = 1;
+  problem.plan.landing_slots = 0;
+  problem.plan.model = problem.model.fingerprint();
+  problem.train.batch_rows = problem.plan.batch_rows();
+  const StepGraph graph = build(problem);
+  int32_t last_weights = 0;
+  std::vector<int32_t> moments, landed;
+  std::map<std::pair<int, int>, int32_t> moments_of;
+  for (const Task& task : graph.tasks) {
+    if (task.kind == TaskKind::update && task.part == UpdatePart::weights) {
+      last_weights = std::max(last_weights, task.need);
+    } else if (task.kind == TaskKind::update) {
+      moments.push_back(task.need);
+      moments_of[{task.unit, task.chunk}] = task.need;
+    } else if (task.kind == TaskKind::d2h && task.chunk >= 0 && task.rank == 0) {
+      landed.push_back(moments_of.at({task.unit, task.chunk}));
+    }
+  }
+  ASSERT_GE(moments.size(), 7u);
+  EXPECT_GT(moments.front(), last_weights);
+  EXPECT_TRUE(std::is_sorted(moments.begin(), moments.end()));
+  if (graph.layout.tied) {  // the embedding lands twice; the second time its moments are long formed
+    landed.resize(landed.size() - graph.chunks.front().size());
+  }
+  EXPECT_TRUE(std::is_sorted(landed.begin(), landed.end()));
+}
+
 // Every layer that saves has an area a micro-batch, of its policy's size; those that recompute share one.
 TEST(StepGraph, SizesSavedAreasByPolicy) {
   RandomProblem problem(1);

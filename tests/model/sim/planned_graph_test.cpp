@@ -118,6 +118,49 @@ TEST(PlannedGraphs, TheReportedStepOfALargeModelIsWhatALongRunShows) {
   EXPECT_NEAR(simulate(graph, machine).step.seconds, mean, 1e-3 * mean);
 }
 
+// Seconds that one rank's backward of the plan's layers takes alone, recomputation included.
+double backward_s(const StepGraph& graph, const HardwareSpec& machine) {
+  const CostModel model(graph, machine);
+  double seconds = 0;
+  for (const Task& task : graph.tasks) {
+    const bool layer = task.unit >= 1 && task.unit <= graph.layout.layers;
+    if (task.rank == 0 && layer && (task.kind == TaskKind::bwd || task.kind == TaskKind::recompute)) {
+      seconds += model.cost(task).alone_s();
+    }
+  }
+  return seconds;
+}
+
+// What selective forms again costs time, but less than the whole forward.
+TEST(PlannedGraphs, SelectiveTakesLongerThanKeepAndLessThanRecompute) {
+  const std::filesystem::path configs = std::filesystem::path(SLIDEDP_SOURCE_DIR) / "configs";
+  for (const auto& [config, hardware, backend] :
+       {std::tuple("Qwen3-4B.json", "h200.yaml", "cuda"), std::tuple("SmolLM2-135M.json", "cpu-2rank.yaml", "cpu")}) {
+    const ModelSpec model = load_model_spec(configs / "model" / config);
+    const HardwareSpec machine = load_hardware_spec(configs / "hardware" / hardware);
+    Plan plan;
+    plan.model = model.fingerprint();
+    plan.backend = backend;
+    plan.compute = plan.backend == "cpu" ? DType::fp32 : DType::bf16;
+    plan.chunk_elements = 8 << 20;
+    plan.seq = 512;
+    plan.head_chunk_tokens = 256;
+    TrainSpec train;
+    train.seq = plan.seq;
+    train.batch_rows = plan.batch_rows();
+    train.steps = 1;
+    std::vector<double> seconds;
+    for (const ActivationPolicy policy :
+         {ActivationPolicy::keep, ActivationPolicy::selective, ActivationPolicy::recompute}) {
+      plan.activation.assign(static_cast<size_t>(model.layers), policy);
+      validate_plan(plan, model, train);
+      seconds.push_back(backward_s(build_step_graph(model, train, plan), machine));
+    }
+    EXPECT_GT(seconds[1], 1.001 * seconds[0]) << config;
+    EXPECT_LT(seconds[1], seconds[2]) << config;
+  }
+}
+
 TEST(PlannedGraphs, AFasterMachineWithoutContentionIsNeverSlower) {
   std::mt19937 random(5);
   for (uint32_t seed = 0; seed < 60; ++seed) {
