@@ -18,7 +18,7 @@
 //   head_chunk_tokens     4096, 1024, 256, at most a micro-batch: the largest that fits, for given k, s
 //   layer_slots           2, 3
 //   gradient_slots        2          vocabulary_slots  1          wire_slots  2
-//   landing_slots         one wave: 0; several: as many chunks as two layers have
+//   landing_slots         one wave: 0; several: as many chunks as two layers have, and with split updates 0 too
 //   vocabulary_kept       false; true too with a tied head
 //   threads               cuda: update = cores - ranks - 1; cpu: update = cores - ranks, or cores; compute_per_rank = 1
 //

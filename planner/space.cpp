@@ -164,11 +164,14 @@ Combination base_plan(const SearchProblem& problem) {
 }
 
 // Chunk-sized landing buffers per source. Gradients of several waves go into the accumulators at once: room for two
-// layers' chunks lets one layer land while the one before is added.
-int landing_slots(const SearchProblem& problem, const Combination& plan) {
-  if (problem.pins.landing_slots) return *problem.pins.landing_slots;
-  if (plan.waves == 1) return 0;
-  return static_cast<int>(2 * ceil_div(problem.layout.class_elements(SlotClass::layer), plan.chunk_elements));
+// layers' chunks lets one layer land while the one before is added. With split updates the first wave waits for the
+// second pass to leave the accumulators, and may need a place for every chunk (0).
+std::vector<int> landing_choices(const SearchProblem& problem, const Combination& plan) {
+  if (problem.pins.landing_slots) return {*problem.pins.landing_slots};
+  if (plan.waves == 1) return {0};
+  const int64_t layer = problem.layout.class_elements(SlotClass::layer);
+  const auto ring = static_cast<int>(2 * ceil_div(layer, plan.chunk_elements));
+  return plan.update == UpdatePolicy::split ? std::vector<int>{ring, 0} : std::vector<int>{ring};
 }
 
 // Adds the combinations of one number of ranks, route, batching and update policy.
@@ -180,15 +183,18 @@ void add_variants(const SearchProblem& problem, const Combination& plan, std::ve
   std::vector<int> slot_choices{2};
   if (problem.layout.layers > 2) slot_choices.push_back(3);
   for (const int64_t chunk : pinned_or(pins.chunk_elements, chunk_ladder(problem, plan.ranks))) {
+    Combination chunked = plan;
+    chunked.chunk_elements = chunk;
     for (const int slots : pinned_or(pins.layer_slots, slot_choices)) {
-      for (const bool kept : kept_choices) {
-        for (const ThreadSplit& threads : thread_splits(problem, plan.ranks)) {
-          Combination& added = all.emplace_back(plan);
-          added.chunk_elements = chunk;
-          added.landing_slots = landing_slots(problem, added);
-          added.layer_slots = slots;
-          added.vocabulary_kept = kept;
-          added.threads = threads;
+      for (const int landing : landing_choices(problem, chunked)) {
+        for (const bool kept : kept_choices) {
+          for (const ThreadSplit& threads : thread_splits(problem, plan.ranks)) {
+            Combination& added = all.emplace_back(chunked);
+            added.layer_slots = slots;
+            added.landing_slots = landing;
+            added.vocabulary_kept = kept;
+            added.threads = threads;
+          }
         }
       }
     }
