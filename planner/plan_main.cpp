@@ -1,15 +1,13 @@
 // slidedp-plan: picks a plan for a model, a machine and a training spec.
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
 
+#include "model/base/atomic_file.h"
 #include "model/base/format.h"
 #include "model/spec/overrides.h"
 #include "model/timeline/timeline.h"
@@ -41,41 +39,6 @@ void declare(CLI::App& app, Arguments& arguments) {
   app.add_option("--trace", arguments.trace, "Write the predicted timeline of the best plan, Perfetto JSON");
   app.add_option("--top", arguments.top, "Candidates to print")->check(CLI::Range(1, 100));
 }
-
-// A file that appears whole or not at all: written beside its place, moved there by commit(), else removed.
-class AtomicFile {
- public:
-  AtomicFile(std::filesystem::path file, const std::string& text) : file_(std::move(file)), temporary_(file_) {
-    temporary_ += fmt::format(".{}.tmp", getpid());
-    std::ofstream stream(temporary_, std::ios::binary | std::ios::trunc);
-    stream << text;
-    stream.close();
-    if (!stream) give_up();
-  }
-  AtomicFile(const AtomicFile&) = delete;
-  AtomicFile& operator=(const AtomicFile&) = delete;
-  ~AtomicFile() {
-    std::error_code ignored;
-    std::filesystem::remove(temporary_, ignored);
-  }
-  void commit() {
-    std::error_code error;
-    std::filesystem::rename(temporary_, file_, error);
-    if (error) give_up();
-  }
-
- private:
-  [[noreturn]] void give_up() {
-    std::error_code ignored;
-    std::filesystem::remove(temporary_, ignored);
-    failf(
-        "{}: cannot write the plan; check that the folder exists, is writable and has space, and that this name is "
-        "not a folder.",
-        file_.string());
-  }
-
-  std::filesystem::path file_, temporary_;
-};
 
 // The budgets given take the place of the profile's memory sizes, also in the plan file: what runs the plan enforces
 // them.
@@ -120,7 +83,9 @@ int make_plan(const Arguments& arguments) {
   const StepGraph graph = build_step_graph(model, train, plan);
   const MemoryTable memory = memory_table(graph, model, hardware);
 
-  AtomicFile plan_file(arguments.out, to_yaml(PlanFile{plan, train, hardware, forecast(result, train)}));
+  AtomicFile plan_file(arguments.out);
+  plan_file.stream() << to_yaml(PlanFile{plan, train, hardware, forecast(result, train)});
+  plan_file.finish();
   if (!arguments.trace.empty()) write_trace(graph, {simulate(graph, hardware).timeline}, arguments.trace);
   plan_file.commit();
   const Report report{model, train, hardware, limits, result, memory};

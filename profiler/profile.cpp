@@ -1,15 +1,11 @@
 #include "profiler/profile.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <ctime>
 #include <thread>
 
+#include "model/base/atomic_file.h"
 #include "model/base/format.h"
 #include "runtime/host/arena.h"
 
@@ -30,26 +26,6 @@ std::string utc(int64_t unix_s) {
   char text[32];
   std::strftime(text, sizeof(text), "%Y-%m-%d %H:%M:%S UTC", &parts);
   return text;
-}
-
-// Writes and flushes `text`; on failure removes the file.
-void write_file(const fs::path& file, const std::string& text) {
-  const int handle = ::open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (handle < 0) failf("{}: cannot be created: {}.", file.string(), std::strerror(errno));
-  size_t written = 0;
-  int error = 0;
-  while (written < text.size() && error == 0) {
-    const ssize_t count = ::write(handle, text.data() + written, text.size() - written);
-    if (count > 0)
-      written += static_cast<size_t>(count);
-    else if (count < 0 && errno != EINTR)
-      error = errno;
-  }
-  if (error == 0 && ::fsync(handle) != 0) error = errno;
-  if (::close(handle) != 0 && error == 0) error = errno;
-  if (error == 0) return;
-  ::unlink(file.c_str());
-  failf("{}: cannot be written: {}.", file.string(), std::strerror(error));
 }
 
 ProbeOutcome run_probe(const Probe& probe, const ProbeContext& context, HardwareSpec& spec) {
@@ -181,23 +157,17 @@ std::string profile_text(const ProfileRun& run) {
 }
 
 void write_profile(const ProfileRun& run, const fs::path& file) {
-  fs::path partial = file;
-  partial += ".partial";
-  write_file(partial, profile_text(run));
+  AtomicFile out(file);
+  out.stream() << profile_text(run);
+  out.finish();
   try {
-    load_hardware_spec(partial);
+    load_hardware_spec(out.partial());
   } catch (const Error& error) {
-    ::unlink(partial.c_str());
     const std::string waived = waived_text(run);
     failf("{}: not written, since the profile is not complete ({}){}.", file.string(), error.what(),
           waived.empty() ? "" : "; waived probes: " + waived);
   }
-  std::error_code error;
-  fs::rename(partial, file, error);
-  if (error) {
-    ::unlink(partial.c_str());
-    failf("{}: cannot be written: {}.", file.string(), error.message());
-  }
+  out.commit();
 }
 
 }  // namespace slidedp

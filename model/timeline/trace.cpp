@@ -1,13 +1,12 @@
 // Chrome trace-event format: docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU; read by Perfetto.
-#include <unistd.h>
-
 #include <algorithm>
-#include <fstream>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <ostream>
 #include <set>
 
+#include "model/base/atomic_file.h"
 #include "model/base/format.h"
 #include "model/timeline/timeline.h"
 
@@ -123,25 +122,11 @@ void write_events(const StepGraph& graph, const std::vector<Timeline>& timelines
 }  // namespace
 
 void write_trace(const StepGraph& graph, const std::vector<Timeline>& timelines, const std::filesystem::path& file) {
-  const std::filesystem::path temporary = file.string() + fmt::format(".{}.tmp", ::getpid());
-  std::error_code error;
-  {
-    std::ofstream out(temporary, std::ios::trunc);
-    TraceWriter writer(out);
-    write_events(graph, timelines, writer);
-    writer.end();
-    out.close();
-    if (!out) {
-      std::filesystem::remove(temporary, error);
-      failf("Cannot write the trace {}: is the folder there, writable, and the disk not full?", file.string());
-    }
-  }
-  std::filesystem::rename(temporary, file, error);
-  if (error) {
-    const std::string reason = error.message();
-    std::filesystem::remove(temporary, error);
-    failf("Cannot write the trace {}: {}.", file.string(), reason);
-  }
+  AtomicFile out(file);
+  TraceWriter writer(out.stream());
+  write_events(graph, timelines, writer);
+  writer.end();
+  out.commit();
 }
 
 }  // namespace slidedp

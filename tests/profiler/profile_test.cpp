@@ -188,7 +188,7 @@ TEST(Profile, FailedWriteKeepsTheOldFile) {
   // The partial file cannot be created where a folder has its name.
   write_profile(run, folder / "hw.yaml");
   fs::create_directory(folder / "hw.yaml.partial");
-  EXPECT_THAT(message_of([&] { write_profile(run, folder / "hw.yaml"); }), HasSubstr("cannot be created"));
+  EXPECT_THAT(message_of([&] { write_profile(run, folder / "hw.yaml"); }), HasSubstr("hw.yaml: cannot be written"));
   EXPECT_EQ(load_hardware_spec(folder / "hw.yaml").host.cores, 7);
 }
 
