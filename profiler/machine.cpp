@@ -1,12 +1,13 @@
 #include "profiler/machine.h"
 
-#include <sched.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
 #include <string>
+
+#include "runtime/host/machine_facts.h"
 
 namespace slidedp {
 namespace {
@@ -19,13 +20,6 @@ std::string processor_name() {
     if (colon != std::string::npos) return line.substr(colon + 2);
   }
   return "unknown processor";
-}
-
-int usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(CPU_COUNT(&set), 1);
-  return static_cast<int>(std::max(sysconf(_SC_NPROCESSORS_ONLN), 1L));
 }
 
 // The limit of the root cgroup as a container sees it (v2, then v1); "max" and absent files are no limit.

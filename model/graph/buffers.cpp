@@ -159,9 +159,7 @@ class Declarer {
 
   void declare_step_data(int rank) {
     RankBuffers& buffers = table_.ranks.back();
-    const int64_t micro_batches = static_cast<int64_t>(plan_.waves) * plan_.micro_batches;
-    const int64_t batch = micro_batches * 3 * plan_.micro_batch_tokens() * 4;
-    const int64_t loss = micro_batches * 8;
+    const int64_t batch = plan_.batch_bytes(), loss = plan_.loss_bytes();
     buffers.batch = add(BufferKind::batch, rank, -1, 2 * batch, fmt::format("rank {} batch", rank));
     buffers.loss = add(BufferKind::loss, rank, -1, 2 * loss, fmt::format("rank {} loss", rank));
     buffers.batch_host = add(BufferKind::batch_host, -1, -1, 2 * batch, fmt::format("batch of rank {}", rank));

@@ -81,7 +81,7 @@ void Builder::touch(Task& task, Role role, AccessMode mode, BufferId buffer, int
 }
 
 void Builder::emit_batch() {
-  const int64_t bytes = static_cast<int64_t>(plan().waves) * plan().micro_batches * 3 * plan().micro_batch_tokens() * 4;
+  const int64_t bytes = plan().batch_bytes();
   for (int rank = 0; rank < plan().ranks; ++rank) {
     Task& task = emit(TaskKind::h2d, {LaneKind::h2d, rank}, -1);
     touch(task, Role::source, AccessMode::read, rank_buffers(rank).batch_host, 0, bytes);
@@ -171,7 +171,7 @@ Task& Builder::emit_micro_batch(TaskKind kind, int unit, int rank, int m) {
   Task& task = emit(kind, {LaneKind::compute, rank}, unit);
   task.micro_batch = m;
   task.wave = wave_;
-  const int64_t bytes = 3 * plan().micro_batch_tokens() * 4;
+  const int64_t bytes = plan().micro_batch_bytes();
   touch(task, Role::batch, AccessMode::read, rank_buffers(rank).batch, place_in_step(m) * bytes, bytes);
   task.work.elements = plan().micro_batch_tokens();
   return task;
@@ -242,7 +242,7 @@ void Builder::emit_head(const Visit& visit, int rank, int m) {
 }
 
 void Builder::emit_loss() {
-  const int64_t bytes = static_cast<int64_t>(plan().waves) * plan().micro_batches * 8;
+  const int64_t bytes = plan().loss_bytes();
   for (int rank = 0; rank < plan().ranks; ++rank) {
     Task& task = emit(TaskKind::d2h, {LaneKind::d2h, rank}, graph_.layout.layers + 1);
     touch(task, Role::source, AccessMode::read, rank_buffers(rank).loss, 0, bytes);

@@ -48,6 +48,12 @@ struct Plan {
   bool operator==(const Plan&) const = default;
   int64_t batch_rows() const { return static_cast<int64_t>(ranks) * waves * micro_batches * micro_batch_rows; }
   int64_t micro_batch_tokens() const { return micro_batch_rows * seq; }
+  // Of one rank, over all waves. Batch buffers are [micro_batches_per_step][3][micro-batch tokens] int32: ids, targets,
+  // positions; loss buffers one double a micro-batch.
+  int64_t micro_batches_per_step() const { return static_cast<int64_t>(waves) * micro_batches; }
+  int64_t micro_batch_bytes() const { return 3 * micro_batch_tokens() * 4; }
+  int64_t batch_bytes() const { return micro_batches_per_step() * micro_batch_bytes(); }
+  int64_t loss_bytes() const { return micro_batches_per_step() * 8; }
 };
 
 // What the planner predicted for a plan when it wrote it; informative, never read by the executor.

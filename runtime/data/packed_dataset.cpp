@@ -167,7 +167,7 @@ RankBatch PackedDataset::fill(int64_t step, const Plan& plan, int rank, int32_t*
     throw std::logic_error("PackedDataset::fill: plan, rank or step does not fit");
   }
   require_rows(plan.batch_rows());
-  const int64_t parts = static_cast<int64_t>(plan.waves) * plan.micro_batches;
+  const int64_t parts = plan.micro_batches_per_step();
   const int64_t tokens = plan.micro_batch_tokens();
   int64_t row = step * plan.batch_rows() + rank * parts * plan.micro_batch_rows;
   RankBatch batch;

@@ -20,9 +20,6 @@ class SafetensorsFile;
 struct RankBatch {
   std::vector<std::vector<int32_t>> document_starts;  // per micro-batch, see MicroBatch
 };
-inline int64_t batch_bytes(const Plan& plan) {
-  return static_cast<int64_t>(plan.waves) * plan.micro_batches * 3 * plan.micro_batch_tokens() * 4;
-}
 
 class PackedDataset {
  public:
@@ -39,7 +36,7 @@ class PackedDataset {
   void require_rows(int64_t batch_rows) const;
 
   // Step s takes rows [sB, (s+1)B), B = plan.batch_rows(), wrapping at the end; rank, then wave, then micro-batch take
-  // contiguous parts. Fills `out` (batch_bytes(plan)) for one rank.
+  // contiguous parts. Fills `out` (plan.batch_bytes()) for one rank.
   RankBatch fill(int64_t step, const Plan& plan, int rank, int32_t* out) const;
   // Target tokens of the whole step over all ranks; 0 is the caller's error to report.
   int64_t target_tokens(int64_t step, int64_t batch_rows) const;

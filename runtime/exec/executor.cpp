@@ -35,7 +35,6 @@ struct Executor::RankLanes {
 Executor::Executor(const StepGraph& graph, Backend& backend, HostState& state)
     : graph_(graph),
       backend_(backend),
-      state_(state),
       memory_(graph, backend.devices, state),
       bodies_(graph, backend, state, memory_),
       pool_successors_(graph.tasks.size()),
@@ -307,7 +306,7 @@ std::optional<StepOutcome> Executor::collect(std::chrono::milliseconds timeout) 
     for (int rank = 0; rank < graph_.ranks(); ++rank) {
       const auto* losses =
           static_cast<const double*>(memory_.base(memory_.of_rank(BufferKind::loss_host, rank), oldest.sequence));
-      for (int i = 0; i < graph_.plan.waves * graph_.plan.micro_batches; ++i) sum += losses[i];
+      for (int64_t i = 0; i < graph_.plan.micro_batches_per_step(); ++i) sum += losses[i];
     }
     outcome.loss = sum / static_cast<double>(outcome.input.target_tokens);
   }

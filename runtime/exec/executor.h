@@ -32,7 +32,7 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  // Where the tokens of the next submitted step go (batch_bytes(plan)); free to be written until submit(), while at
+  // Where the tokens of the next submitted step go (Plan::batch_bytes); free to be written until submit(), while at
   // most one execution is under way.
   int32_t* batch(int rank);
   // Starts a step. At most two executions may be under way: collect the older first.
@@ -74,7 +74,6 @@ class Executor {
 
   const StepGraph& graph_;
   Backend& backend_;
-  HostState& state_;
   GraphMemory memory_;
   TaskBodies bodies_;
   // For each task, the pool tasks that wait for it: in its own step and in the next.

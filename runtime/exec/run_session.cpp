@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -16,6 +15,7 @@
 #include "model/sim/simulator.h"
 #include "runtime/data/packed_dataset.h"
 #include "runtime/exec/run_report.h"
+#include "runtime/host/machine_facts.h"
 #include "runtime/io/checkpoint_hf.h"
 #include "runtime/log/run_log.h"
 
@@ -166,7 +166,7 @@ class Session {
   const Plan& plan() const { return inputs_.file.plan; }
 
   void check_threads() const {
-    const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+    const int cores = usable_cores();
     const ThreadSplit& threads = plan().threads;
     if (threads.update <= cores && threads.compute_per_rank <= cores) return;
     failf("the plan wants {} update threads and {} compute threads a rank, but this machine has {} cores; plan again",
@@ -198,8 +198,7 @@ class Session {
   void load() {
     const auto start = std::chrono::steady_clock::now();
     state_.emplace(graph_.layout);
-    const int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-    for (const std::string& note : load_hf_checkpoint(options_.model, *state_, threads)) {
+    for (const std::string& note : load_hf_checkpoint(options_.model, *state_, usable_cores())) {
       environment_.print("note: " + note);
     }
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;

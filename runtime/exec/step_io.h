@@ -7,7 +7,6 @@
 #include "model/spec/train_spec.h"
 #include "model/timeline/timeline.h"
 #include "runtime/data/packed_dataset.h"
-#include "runtime/host/cpu_adam.h"
 
 namespace slidedp {
 

@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "model/timeline/timeline.h"
-#include "runtime/log/machine_facts.h"
+#include "runtime/host/machine_facts.h"
 
 namespace slidedp {
 

@@ -114,7 +114,7 @@ TEST_F(PackedDatasetTest, TargetsAreTheNextLabelsAndDocumentsStartAtPositionZero
   content_.at(content_.labels, 1, 4) = -100;  // an ignored token in the middle of a document
   const PackedDataset data = open();
   const Plan plan = plan_of(1, 1, 1, 3);
-  std::vector<int32_t> out(batch_bytes(plan) / 4, 77);
+  std::vector<int32_t> out(plan.batch_bytes() / 4, 77);
   const RankBatch batch = data.fill(0, plan, 0, out.data());
   EXPECT_THAT(std::vector(out.begin(), out.begin() + 18),
               ElementsAre(0, 1, 2, 3, 4, 5, 100, 101, 102, 103, 104, 105, 200, 201, 202, 203, 204, 205));
@@ -137,7 +137,7 @@ TEST_F(PackedDatasetTest, RanksThenWavesThenMicroBatchesTakeContiguousRows) {
     for (int64_t step = 0; step < 6; ++step) {
       std::vector<int64_t> order;
       for (int rank = 0; rank < plan.ranks; ++rank) {
-        std::vector<int32_t> out(batch_bytes(plan) / 4);
+        std::vector<int32_t> out(plan.batch_bytes() / 4);
         const RankBatch batch = data.fill(step, plan, rank, out.data());
         EXPECT_EQ(batch.document_starts.size(), static_cast<size_t>(plan.waves * plan.micro_batches));
         for (int part = 0; part < plan.waves * plan.micro_batches; ++part) {

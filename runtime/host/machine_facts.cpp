@@ -1,9 +1,10 @@
-#include "runtime/log/machine_facts.h"
+#include "runtime/host/machine_facts.h"
 
 #include <sched.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <fstream>
@@ -28,14 +29,17 @@ std::string first_value(const char* file, std::string_view key) {
 
 }  // namespace
 
+int usable_cores() {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) return std::max(CPU_COUNT(&allowed), 1);
+  return static_cast<int>(std::max(sysconf(_SC_NPROCESSORS_ONLN), 1L));
+}
+
 std::vector<MachineFact> machine_facts() {
   std::vector<MachineFact> facts;
   if (const std::string cpu = first_value("/proc/cpuinfo", "model name"); !cpu.empty()) facts.push_back({"cpu", cpu});
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) {
-    facts.push_back({"cores", std::to_string(CPU_COUNT(&allowed))});
-  }
+  facts.push_back({"cores", std::to_string(usable_cores())});
   // "16318412 kB"
   if (const std::string memory = first_value("/proc/meminfo", "MemTotal"); !memory.empty()) {
     facts.push_back({"memory_bytes", std::to_string(std::stoll(memory) * int64_t{1024})});

@@ -10,6 +10,9 @@ struct MachineFact {
   std::string key, value;
 };
 
+// Cores that this process may use; at least 1.
+int usable_cores();
+
 // "cpu" (model name), "cores" (that this process may use), "memory_bytes" (MemTotal), "kernel" (name, release and
 // architecture), in this order. What the system does not tell is left out.
 std::vector<MachineFact> machine_facts();
