@@ -77,7 +77,7 @@ ProbeContext make_context(const MachineIdentity& machine, const ModelSpec& model
   context.model = model;
   context.cores = machine.cores;
   context.memory_bytes = machine.memory_bytes;
-  context.available_bytes = available_host_bytes();
+  context.available_bytes = available_host_memory().bytes;
   context.quick = quick;
   // Half a GiB in quick mode may still sit in a large last-level cache; the full mode passes twice its size.
   const int64_t wanted = quick ? kGiB / 2 : std::max(kGiB, 2 * machine.last_level_cache);

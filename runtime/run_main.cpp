@@ -8,7 +8,9 @@
 #include <cstring>
 #include <string>
 
+#include "model/base/format.h"
 #include "runtime/exec/run_session.h"
+#include "runtime/host/memory_limit.h"
 
 namespace slidedp {
 namespace {
@@ -63,6 +65,9 @@ int run(int argc, char** argv) {
   app.add_option("--data", options.data, "packed data set, written by slidedp-data")->required();
   app.add_option("--out", options.out, "run directory: log, report and the trained model")->required();
   app.add_option("--steps", options.steps, "steps to run, instead of the training spec's");
+  std::string host_memory;
+  app.add_option("--host-memory", host_memory,
+                 "host memory that this run may use, such as 100GiB (default: what the system says is available)");
   app.add_flag("--overwrite", options.overwrite, "replace the results in an existing run directory");
   try {
     app.parse(argc, argv);
@@ -70,6 +75,7 @@ int run(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : static_cast<int>(ExitCode::usage);
   }
   for (int i = 0; i < argc; ++i) options.command_line += (i == 0 ? "" : " ") + std::string(argv[i]);
+  if (!host_memory.empty()) declare_host_memory(parse_bytes(host_memory, "--host-memory"));
   catch_signals();
   InterruptibleFileSystem files(posix_file_system(), [] { return requested_stop() == StopRequest::now; });
   RunEnvironment environment{files,

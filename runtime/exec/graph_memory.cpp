@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "model/graph/dependencies.h"
+#include "runtime/host/machine_facts.h"
 
 namespace slidedp {
 namespace {
@@ -37,6 +38,8 @@ GraphMemory::GraphMemory(const StepGraph& graph, const std::vector<std::unique_p
     if (buffer.on_host() && !is_state(buffer)) host_bytes += Arena::footprint(buffer.bytes);
   }
   arena_ = Arena(host_bytes, "gradient landing buffers and step data");
+  const Arena* arena = &arena_;
+  touch({&arena, 1}, usable_cores(), nullptr);
   for (const Buffer& buffer : graph.buffers) {
     if (!buffer.on_host()) {
       device_memory_.push_back(devices[static_cast<size_t>(buffer.rank)]->allocate(buffer.bytes, buffer.name));

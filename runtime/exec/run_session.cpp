@@ -120,12 +120,12 @@ struct RunInputs {
 void check_host_memory(const MemoryTable& memory, const Plan& plan) {
   const bool on_host = plan.backend == "cpu";  // its "device memory" is host memory too
   const int64_t wanted = memory.host_bytes() + (on_host ? plan.ranks * memory.device_bytes() : 0);
-  const int64_t available = available_host_bytes();
-  if (wanted > available) {
+  const HostMemoryLimit limit = available_host_memory();
+  if (wanted > limit.bytes) {
     failf(
-        "the plan needs {} of host memory, but this process can have {}; free memory, or plan again with "
+        "the plan needs {} of host memory, but this process can have {} (limit: {}); free memory, or plan again with "
         "--host-memory {}",
-        format_bytes(wanted), format_bytes(available), format_bytes(available));
+        format_bytes(wanted), format_bytes(limit.bytes), limit.source, format_bytes(limit.bytes));
   }
 }
 
@@ -198,12 +198,22 @@ class Session {
   void load() {
     const auto start = std::chrono::steady_clock::now();
     state_.emplace(graph_.layout);
-    for (const std::string& note : load_hf_checkpoint(options_.model, *state_, usable_cores())) {
-      environment_.print("note: " + note);
-    }
+    if (plan().backend != "cpu") note(locked_memory_note(state_->bytes()));
+    note(huge_page_note());
+    state_->touch(usable_cores(), [this, said = start](int64_t done, int64_t total) mutable {
+      const auto now = std::chrono::steady_clock::now();
+      if (now - said < std::chrono::seconds(5)) return;
+      said = now;
+      environment_.print(fmt::format("allocated {} of {} of host state", format_bytes(done), format_bytes(total)));
+    });
+    for (const std::string& text : load_hf_checkpoint(options_.model, *state_, usable_cores())) note(text);
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     environment_.print(fmt::format("loaded {} parameters into {} of host state in {}", inputs_.model.parameters(),
                                    format_bytes(state_->bytes()), format_seconds(took.count())));
+  }
+
+  void note(const std::string& text) {
+    if (!text.empty()) environment_.print("note: " + text);
   }
 
   void open_log() {

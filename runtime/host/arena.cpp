@@ -3,15 +3,18 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
-#include <charconv>
+#include <chrono>
+#include <condition_variable>
 #include <cstring>
-#include <fstream>
-#include <limits>
-#include <optional>
-#include <sstream>
+#include <exception>
+#include <memory>
+#include <mutex>
 #include <stdexcept>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "model/base/format.h"
 #include "model/base/types.h"
@@ -19,98 +22,117 @@
 namespace slidedp {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr int64_t kPage = 4096;
+constexpr int64_t kHugePage = int64_t{2} << 20;
 
-// A file that holds one number. nullopt: no such file, or "max".
-std::optional<int64_t> read_number(const fs::path& file) {
-  std::ifstream in(file);
-  std::string text;
-  if (!(in >> text)) return std::nullopt;
-  uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return static_cast<int64_t>(std::min<uint64_t>(value, std::numeric_limits<int64_t>::max()));
-}
-
-// Sum of the values of `keys` in a file of "key value" lines; 0 where absent.
-int64_t sum_of_keys(const fs::path& file, std::initializer_list<std::string_view> keys) {
-  std::ifstream in(file);
-  int64_t sum = 0, value = 0;
-  for (std::string key; in >> key >> value;) {
-    if (std::find(keys.begin(), keys.end(), key) != keys.end()) sum += value;
+// Maps exactly `bytes` at a multiple of the huge page size: a longer range is reserved and its ends given back.
+void* map_aligned(int64_t bytes, const std::string& what) {
+  const int64_t wanted = round_up(bytes, kPage);
+  void* range = mmap(nullptr, static_cast<size_t>(wanted + kHugePage), PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (range == MAP_FAILED) {
+    failf("{} needs {} of host memory, but the system refuses them: {}.", what, format_bytes(bytes),
+          std::strerror(errno));
   }
-  return sum;
+  auto* begin = static_cast<std::byte*>(range);
+  const auto address = reinterpret_cast<uintptr_t>(range);
+  const auto before = static_cast<int64_t>((kHugePage - address % kHugePage) % kHugePage);
+  if (before > 0) munmap(begin, static_cast<size_t>(before));
+  if (before < kHugePage) munmap(begin + before + wanted, static_cast<size_t>(kHugePage - before));
+  return begin + before;
 }
 
-std::optional<int64_t> mem_available(const fs::path& root) {
-  std::ifstream in(root / "proc/meminfo");
-  for (std::string line; std::getline(in, line);) {
-    std::istringstream fields(line);
-    std::string key;
-    int64_t kib = 0;
-    if (fields >> key >> kib && key == "MemAvailable:") return kib * 1024;
+// Commits a page-aligned range. Linux before 5.14 has no call for it: a write to each page does the same.
+void commit(std::byte* data, int64_t bytes) {
+  if (madvise(data, static_cast<size_t>(bytes), MADV_POPULATE_WRITE) == 0) return;
+  if (errno == ENOMEM) fail("The system ran out of memory while the training state was allocated.");
+  for (int64_t at = 0; at < bytes; at += kPage) {
+    auto* byte = reinterpret_cast<volatile char*>(data + at);
+    *byte = *byte;
   }
-  return std::nullopt;
 }
 
-// Names of the files of one cgroup version.
-struct CgroupFiles {
-  const char* limit;
-  const char* use;
-  std::initializer_list<std::string_view> cache;  // keys of memory.stat: pages of files, dropped under pressure
+struct Piece {
+  std::byte* data = nullptr;
+  int64_t bytes = 0;
 };
-const CgroupFiles kVersion1{
-    "memory.limit_in_bytes", "memory.usage_in_bytes", {"total_inactive_file", "total_active_file"}};
-const CgroupFiles kVersion2{"memory.max", "memory.current", {"inactive_file", "active_file"}};
 
-// Lowers `limit` to what the cgroup at `group` (a path below `mount`) and its parents leave. A container often sees
-// only its own cgroup, mounted as the root, while /proc/self/cgroup names the path outside: folders that do not exist
-// are passed over on the way up.
-void apply_cgroup(const fs::path& mount, const fs::path& group, const CgroupFiles& files, HostMemoryLimit& limit) {
-  for (fs::path path = group.relative_path();; path = path.parent_path()) {
-    const fs::path folder = path.empty() ? mount : mount / path;
-    const auto bound = read_number(folder / files.limit);
-    const auto use = read_number(folder / files.use);
-    if (bound && use) {
-      const int64_t cache = sum_of_keys(folder / "memory.stat", files.cache);
-      const int64_t left = *bound - std::max<int64_t>(*use - cache, 0);
-      if (left < limit.bytes) limit = {std::max<int64_t>(left, 0), "cgroup " + folder.string()};
-    }
-    if (path.empty()) break;
-  }
-}
-
-void apply_cgroups(const fs::path& root, HostMemoryLimit& limit) {
-  std::ifstream in(root / "proc/self/cgroup");
-  for (std::string line; std::getline(in, line);) {  // "ID:CONTROLLERS:PATH"; version 2 has no controllers
-    const auto first = line.find(':');
-    const auto second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = fmt::format(",{},", line.substr(first + 1, second - first - 1));
-    const fs::path group = line.substr(second + 1);
-    if (controllers == ",,") {
-      apply_cgroup(root / "sys/fs/cgroup", group, kVersion2, limit);
-      apply_cgroup(root / "sys/fs/cgroup/unified", group, kVersion2, limit);  // both versions side by side
-    } else if (controllers.find(",memory,") != std::string::npos) {
-      apply_cgroup(root / "sys/fs/cgroup/memory", group, kVersion1, limit);
+// Pieces of all arenas, those of one node together.
+std::vector<Piece> pieces_of(std::span<const Arena* const> arenas, int node) {
+  constexpr int64_t kPiece = 32 * kHugePage;
+  std::vector<Piece> pieces;
+  for (const Arena* arena : arenas) {
+    if (arena->node().id != node) continue;
+    for (int64_t at = 0; at < arena->bytes(); at += kPiece) {
+      pieces.push_back(
+          {static_cast<std::byte*>(arena->data()) + at, round_up(std::min(kPiece, arena->bytes() - at), kPage)});
     }
   }
+  return pieces;
 }
+
+// Threads that commit pieces, and the one that waits for them and tells of their progress.
+class Touching {
+ public:
+  void start(std::vector<Piece> pieces, const NumaNode& node, int threads) {
+    auto& group = groups_.emplace_back(std::make_unique<Group>());
+    group->pieces = std::move(pieces);
+    for (const Piece& piece : group->pieces) total_ += piece.bytes;
+    {
+      const std::lock_guard lock(mutex_);
+      running_ += threads;
+    }
+    for (int i = 0; i < threads; ++i) {
+      threads_.emplace_back([this, cores = node.cores, &group = *group] { work(group, cores); });
+    }
+  }
+
+  void wait(const Progress& progress) {
+    std::unique_lock lock(mutex_);
+    while (!ended_.wait_for(lock, std::chrono::seconds(1), [this] { return running_ == 0; })) {
+      lock.unlock();
+      if (progress) progress(done_, total_);
+      lock.lock();
+    }
+    lock.unlock();
+    threads_.clear();
+    if (error_) std::rethrow_exception(error_);
+    if (progress) progress(done_, total_);
+  }
+
+ private:
+  struct Group {
+    std::vector<Piece> pieces;
+    std::atomic<size_t> next = 0;
+  };
+
+  void work(Group& group, const std::vector<int>& cores) {
+    try {
+      run_on_cores(cores);
+      for (size_t i = group.next++; i < group.pieces.size(); i = group.next++) {
+        commit(group.pieces[i].data, group.pieces[i].bytes);
+        done_ += group.pieces[i].bytes;
+      }
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      if (!error_) error_ = std::current_exception();
+    }
+    const std::lock_guard lock(mutex_);
+    --running_;
+    ended_.notify_all();
+  }
+
+  std::vector<std::unique_ptr<Group>> groups_;
+  std::atomic<int64_t> done_ = 0;
+  int64_t total_ = 0;
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  int running_ = 0;
+  std::exception_ptr error_;
+  std::vector<std::jthread> threads_;
+};
 
 }  // namespace
-
-HostMemoryLimit available_host_memory(const fs::path& root) {
-  const auto available = mem_available(root);
-  if (!available)
-    failf("{} has no MemAvailable line: SlideDP needs Linux 3.14 or newer.", (root / "proc/meminfo").string());
-  HostMemoryLimit limit{*available, "MemAvailable"};
-  apply_cgroups(root, limit);
-  return limit;
-}
-
-int64_t available_host_bytes() { return available_host_memory().bytes; }
 
 Arena::Arena(int64_t bytes, const std::string& what) : bytes_(bytes) {
   if (bytes < 0) throw std::logic_error("Arena: negative size for " + what);
@@ -120,28 +142,31 @@ Arena::Arena(int64_t bytes, const std::string& what) : bytes_(bytes) {
     failf("{} needs {} of host memory, but only {} are available (limit: {}). Free memory or choose a smaller plan.",
           what, format_bytes(bytes), format_bytes(limit.bytes), limit.source);
   }
-  void* data = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (data == MAP_FAILED) {
-    failf("{} needs {} of host memory, but the system refuses them: {}.", what, format_bytes(bytes),
-          std::strerror(errno));
-  }
-  data_ = data;
+  data_ = map_aligned(bytes, what);
+  madvise(data_, static_cast<size_t>(bytes), MADV_HUGEPAGE);  // a wish: small pages work, too
+}
+
+Arena::Arena(int64_t bytes, const std::string& what, const NumaNode& node) : Arena(bytes, what) {
+  node_ = node;
+  if (bytes > 0) prefer_node(data_, bytes, node.id);
 }
 
 Arena::Arena(Arena&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)),
       bytes_(std::exchange(other.bytes_, 0)),
-      used_(std::exchange(other.used_, 0)) {}
+      used_(std::exchange(other.used_, 0)),
+      node_(std::move(other.node_)) {}
 
 Arena& Arena::operator=(Arena&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
   std::swap(used_, other.used_);
+  std::swap(node_, other.node_);
   return *this;
 }
 
 Arena::~Arena() {
-  if (data_ != nullptr) munmap(data_, static_cast<size_t>(bytes_));
+  if (data_ != nullptr) munmap(data_, static_cast<size_t>(round_up(bytes_, kPage)));
 }
 
 int64_t Arena::footprint(int64_t bytes) { return round_up(bytes, kPage); }
@@ -155,6 +180,22 @@ void* Arena::take(int64_t bytes) {
   // The last range need not be padded: an arena of exactly that size has room for it.
   used_ = std::min(used_ + footprint(bytes), bytes_);
   return range;
+}
+
+void touch(std::span<const Arena* const> arenas, int threads, const Progress& progress) {
+  std::vector<NumaNode> nodes;
+  for (const Arena* arena : arenas) {
+    const auto same = [&](const NumaNode& node) { return node.id == arena->node().id; };
+    if (arena->bytes() > 0 && std::none_of(nodes.begin(), nodes.end(), same)) nodes.push_back(arena->node());
+  }
+  Touching touching;
+  for (const NumaNode& node : nodes) {
+    std::vector<Piece> pieces = pieces_of(arenas, node.id);
+    const int share = std::max(threads / static_cast<int>(nodes.size()), 1);
+    const int useful = static_cast<int>(pieces.size());
+    touching.start(std::move(pieces), node, std::min(share, useful));
+  }
+  touching.wait(progress);
 }
 
 }  // namespace slidedp

@@ -1,7 +1,10 @@
 #include "runtime/host/host_state.h"
 
+#include <algorithm>
 #include <bit>
-#include <stdexcept>
+#include <string>
+
+#include "model/base/format.h"
 
 namespace slidedp {
 
@@ -22,26 +25,66 @@ int64_t state_bytes(int64_t elements) {
   return 2 * Arena::footprint(elements * 2) + 2 * Arena::footprint(elements * 4);
 }
 
+// Each unit goes to the node that holds least so far, the largest unit first.
+std::vector<int> place_units(const ModelLayout& layout, size_t nodes) {
+  std::vector<const UnitLayout*> by_size;
+  for (const UnitLayout& unit : layout.units) by_size.push_back(&unit);
+  std::stable_sort(by_size.begin(), by_size.end(),
+                   [](const UnitLayout* a, const UnitLayout* b) { return a->elements > b->elements; });
+  std::vector<int> place(layout.units.size());
+  std::vector<int64_t> held(nodes);
+  for (const UnitLayout* unit : by_size) {
+    const auto least = std::min_element(held.begin(), held.end());
+    place[static_cast<size_t>(unit->unit)] = static_cast<int>(least - held.begin());
+    *least += unit->elements;
+  }
+  return place;
+}
+
 }  // namespace
 
-HostState::HostState(const ModelLayout& layout)
-    : layout_(layout), arena_(state_bytes(layout.elements), "The training state (12 bytes for each parameter)") {
-  // One array each over the whole model, units back to back: hi is what devices read, and is registered as one range.
-  auto* hi = static_cast<uint16_t*>(arena_.take(layout.elements * 2));
-  auto* lo = static_cast<uint16_t*>(arena_.take(layout.elements * 2));
-  auto* m = static_cast<float*>(arena_.take(layout.elements * 4));
-  auto* v = static_cast<float*>(arena_.take(layout.elements * 4));
-  int64_t begin = 0;
-  for (const UnitLayout& unit : layout_.units) {
-    const auto count = static_cast<size_t>(unit.elements);
-    units_.push_back({{hi + begin, count}, {lo + begin, count}, {m + begin, count}, {v + begin, count}});
-    begin += unit.elements;
+HostState::HostState(const ModelLayout& layout, const std::vector<NumaNode>& nodes)
+    : layout_(layout), unit_node_(place_units(layout, nodes.size())), units_(layout.units.size()) {
+  for (size_t node = 0; node < nodes.size(); ++node) {
+    int64_t elements = 0;
+    for (const UnitLayout& unit : layout_.units) {
+      if (this->node(unit.unit) == static_cast<int>(node)) elements += unit.elements;
+    }
+    const std::string what = nodes.size() == 1 ? "The training state (12 bytes for each parameter)"
+                                               : fmt::format(
+                                                     "The part of the training state on memory node {} (12 "
+                                                     "bytes for each parameter)",
+                                                     nodes[node].id);
+    Arena& arena = arenas_.emplace_back(state_bytes(elements), what, nodes[node]);
+    // One array each over all of the node's units, back to back.
+    auto* hi = static_cast<uint16_t*>(arena.take(elements * 2));
+    auto* lo = static_cast<uint16_t*>(arena.take(elements * 2));
+    auto* m = static_cast<float*>(arena.take(elements * 4));
+    auto* v = static_cast<float*>(arena.take(elements * 4));
+    for (const UnitLayout& unit : layout_.units) {
+      if (this->node(unit.unit) != static_cast<int>(node)) continue;
+      const auto count = static_cast<size_t>(unit.elements);
+      units_[static_cast<size_t>(unit.unit)] = {{hi, count}, {lo, count}, {m, count}, {v, count}};
+      hi += count;
+      lo += count;
+      m += count;
+      v += count;
+    }
   }
-  if (begin != layout.elements) throw std::logic_error("HostState: the layout's units do not add up to its elements");
+}
+
+void HostState::touch(int threads, const Progress& progress) {
+  std::vector<const Arena*> arenas;
+  for (const Arena& arena : arenas_) arenas.push_back(&arena);
+  slidedp::touch(arenas, threads, progress);
 }
 
 UnitState HostState::unit(int unit) { return units_.at(static_cast<size_t>(unit)); }
 
-int64_t HostState::bytes() const { return arena_.bytes(); }
+int64_t HostState::bytes() const {
+  int64_t bytes = 0;
+  for (const Arena& arena : arenas_) bytes += arena.bytes();
+  return bytes;
+}
 
 }  // namespace slidedp

@@ -27,17 +27,25 @@ struct UnitState {
 
 class HostState {
  public:
-  // Allocates hi, lo, m, v of the whole model, zeroed. Throws Error if the host cannot hold it.
-  explicit HostState(const ModelLayout& layout);
+  // Reserves hi, lo, m, v of the whole model, zeroed, each unit on one of the memory nodes, so that all nodes hold
+  // about the same. Throws Error if the host cannot hold it.
+  explicit HostState(const ModelLayout& layout, const std::vector<NumaNode>& nodes = numa_nodes());
+  // Commits all of it (arena.h); otherwise each page is committed when it is first used.
+  void touch(int threads, const Progress& progress);
   UnitState unit(int unit);
+  // The memory node that holds the unit; index into the nodes it was made with.
+  int node(int unit) const { return unit_node_[static_cast<size_t>(unit)]; }
   const ModelLayout& layout() const { return layout_; }
   int64_t bytes() const;
+  // The memory itself, one region a node.
+  const std::vector<Arena>& arenas() const { return arenas_; }
   // Updates applied so far (Adam's t). Skipped steps do not count.
   int64_t updates = 0;
 
  private:
   ModelLayout layout_;
-  Arena arena_;
+  std::vector<int> unit_node_;
+  std::vector<Arena> arenas_;
   std::vector<UnitState> units_;
 };
 

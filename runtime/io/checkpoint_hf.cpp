@@ -102,14 +102,6 @@ struct Piece {
   uint16_t* lo = nullptr;
 };
 
-// Loads of possibly unaligned elements.
-template <typename T>
-T load_at(const std::byte* data, int64_t index) {
-  T value;
-  std::memcpy(&value, data + index * static_cast<int64_t>(sizeof(T)), sizeof(T));
-  return value;
-}
-
 // Exact. The product of a (possibly subnormal) fp32 with half's exponent field in place and 2^112 moves the bias.
 float half_to_float(uint16_t half) {
   const uint32_t magnitude = static_cast<uint32_t>(half & 0x7fffu) << 13;
@@ -118,45 +110,58 @@ float half_to_float(uint16_t half) {
   return std::bit_cast<float>(bits | static_cast<uint32_t>(half & 0x8000u) << 16);
 }
 
-// Both return whether every weight is finite, in the fp32 master and in hi.
+// All three return whether every weight is finite, in the fp32 master and in hi.
 template <typename Load>
-bool convert_floats(const Piece& piece, Load load) {
+bool convert_floats(std::span<uint16_t> hi, uint16_t* lo, Load load) {
   uint32_t infinite = 0;
-  for (int64_t i = 0; i < piece.elements; ++i) {
+  for (size_t i = 0; i < hi.size(); ++i) {
     const float master = load(i);
     const HiLo parts = split_master(master);
-    piece.hi[i] = parts.hi;
-    piece.lo[i] = parts.lo;
+    hi[i] = parts.hi;
+    lo[i] = parts.lo;
     infinite |= (std::bit_cast<uint32_t>(master) & 0x7f800000u) == 0x7f800000u || (parts.hi & 0x7f80u) == 0x7f80u;
   }
   return infinite == 0;
 }
 
-bool copy_bf16(const Piece& piece, const std::byte* data) {
-  const auto bytes = static_cast<size_t>(piece.elements) * sizeof(uint16_t);
-  std::memcpy(piece.hi, data, bytes);
-  std::memset(piece.lo, 0, bytes);
+bool all_finite(std::span<const uint16_t> hi) {
   uint32_t infinite = 0;
-  for (int64_t i = 0; i < piece.elements; ++i) infinite |= (piece.hi[i] & 0x7f80u) == 0x7f80u;
+  for (const uint16_t value : hi) infinite |= (value & 0x7f80u) == 0x7f80u;
   return infinite == 0;
 }
 
-void convert(const Piece& piece) {
-  const std::byte* data = piece.stored->data.data() + piece.begin * size_of(piece.stored->type);
-  bool finite = false;
-  switch (piece.stored->type) {
-    case StoredType::bf16:
-      finite = copy_bf16(piece, data);
-      break;
-    case StoredType::f16:
-      finite = convert_floats(piece, [data](int64_t i) { return half_to_float(load_at<uint16_t>(data, i)); });
-      break;
-    default:
-      finite = convert_floats(piece, [data](int64_t i) { return load_at<float>(data, i); });
+// Reads elements [begin, begin + hi.size()) of the tensor. bf16 goes straight to where it stays.
+bool read_part(const SafetensorsFile& file, const StoredTensor& stored, int64_t begin, std::span<uint16_t> hi,
+               uint16_t* lo, std::vector<std::byte>& buffer) {
+  const int64_t type_bytes = size_of(stored.type);
+  if (stored.type == StoredType::bf16) {
+    file.read(stored, begin * type_bytes, std::as_writable_bytes(hi));
+    std::memset(lo, 0, hi.size_bytes());
+    return all_finite(hi);
   }
-  if (!finite) {
-    failf("{}: tensor {} has a weight that is not finite in bf16 (NaN, infinity or overflow).",
-          piece.file->path().string(), piece.stored->name);
+  buffer.resize(hi.size() * static_cast<size_t>(type_bytes));
+  file.read(stored, begin * type_bytes, buffer);
+  const auto value = [&]<typename T>(size_t i, T number) {
+    std::memcpy(&number, buffer.data() + i * sizeof(T), sizeof(T));
+    return number;
+  };
+  if (stored.type == StoredType::f16) {
+    return convert_floats(hi, lo, [&](size_t i) { return half_to_float(value(i, uint16_t{})); });
+  }
+  return convert_floats(hi, lo, [&](size_t i) { return value(i, float{}); });
+}
+
+// In parts that stay in the core's cache between reading and checking.
+void convert(const Piece& piece) {
+  constexpr int64_t kPart = int64_t{1} << 19;
+  std::vector<std::byte> buffer;
+  for (int64_t done = 0; done < piece.elements; done += kPart) {
+    const int64_t elements = std::min(kPart, piece.elements - done);
+    if (!read_part(*piece.file, *piece.stored, piece.begin + done, {piece.hi + done, static_cast<size_t>(elements)},
+                   piece.lo + done, buffer)) {
+      failf("{}: tensor {} has a weight that is not finite in bf16 (NaN, infinity or overflow).",
+            piece.file->path().string(), piece.stored->name);
+    }
   }
 }
 

@@ -170,6 +170,7 @@ void check_cover(const fs::path& file, std::vector<Entry>& entries, uint64_t dat
 }
 
 struct Mapping {
+  int descriptor = -1;
   void* data = nullptr;
   int64_t bytes = 0;
 };
@@ -184,10 +185,12 @@ Mapping map_file(const fs::path& file) {
     malformed(file, known && S_ISREG(status.st_mode) ? "it is shorter than 8 bytes" : "it is not a regular file");
   }
   void* data = mmap(nullptr, static_cast<size_t>(status.st_size), PROT_READ, MAP_PRIVATE, descriptor, 0);
-  const int error = errno;
-  ::close(descriptor);
-  if (data == MAP_FAILED) failf("Cannot map {} into memory: {}.", file.string(), std::strerror(error));
-  return {data, status.st_size};
+  if (data == MAP_FAILED) {
+    const int error = errno;
+    ::close(descriptor);
+    failf("Cannot map {} into memory: {}.", file.string(), std::strerror(error));
+  }
+  return {descriptor, data, status.st_size};
 }
 
 }  // namespace
@@ -203,12 +206,13 @@ int64_t StoredTensor::elements() const {
 
 SafetensorsFile::SafetensorsFile(const fs::path& file) : path_(file) {
   const Mapping mapping = map_file(file);
+  descriptor_ = mapping.descriptor;
   mapping_ = mapping.data;
   bytes_ = mapping.bytes;
   try {
     read_header();
   } catch (...) {
-    munmap(mapping_, static_cast<size_t>(bytes_));
+    release();
     throw;
   }
 }
@@ -243,6 +247,7 @@ void SafetensorsFile::read_header() {
 
 SafetensorsFile::SafetensorsFile(SafetensorsFile&& other) noexcept
     : path_(std::move(other.path_)),
+      descriptor_(std::exchange(other.descriptor_, -1)),
       mapping_(std::exchange(other.mapping_, nullptr)),
       bytes_(std::exchange(other.bytes_, 0)),
       tensors_(std::move(other.tensors_)),
@@ -250,6 +255,7 @@ SafetensorsFile::SafetensorsFile(SafetensorsFile&& other) noexcept
 
 SafetensorsFile& SafetensorsFile::operator=(SafetensorsFile&& other) noexcept {
   std::swap(path_, other.path_);
+  std::swap(descriptor_, other.descriptor_);
   std::swap(mapping_, other.mapping_);
   std::swap(bytes_, other.bytes_);
   std::swap(tensors_, other.tensors_);
@@ -257,8 +263,24 @@ SafetensorsFile& SafetensorsFile::operator=(SafetensorsFile&& other) noexcept {
   return *this;
 }
 
-SafetensorsFile::~SafetensorsFile() {
-  if (mapping_ != nullptr) munmap(mapping_, static_cast<size_t>(bytes_));
+SafetensorsFile::~SafetensorsFile() { release(); }
+
+void SafetensorsFile::release() noexcept {
+  if (mapping_ == nullptr) return;
+  munmap(mapping_, static_cast<size_t>(bytes_));
+  ::close(descriptor_);
+}
+
+void SafetensorsFile::read(const StoredTensor& tensor, int64_t begin, std::span<std::byte> out) const {
+  off_t at = tensor.data.data() + begin - static_cast<const std::byte*>(mapping_);
+  while (!out.empty()) {
+    const ssize_t got = ::pread(descriptor_, out.data(), out.size(), at);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) failf("Cannot read {}: {}.", path_.string(), std::strerror(errno));
+    if (got == 0) failf("{} became shorter while it was read: tensor {} is cut off.", path_.string(), tensor.name);
+    out = out.subspan(static_cast<size_t>(got));
+    at += got;
+  }
 }
 
 const StoredTensor* SafetensorsFile::find(const std::string& name) const {

@@ -37,11 +37,16 @@ class SafetensorsFile {
   const StoredTensor* find(const std::string& name) const;
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   const std::filesystem::path& path() const { return path_; }
+  // Reads part of a tensor's data, from `begin` bytes on, without the mapping: at storage speed, with an Error where
+  // the mapping would raise a signal. Thread-safe.
+  void read(const StoredTensor& tensor, int64_t begin, std::span<std::byte> out) const;
 
  private:
   void read_header();
+  void release() noexcept;
 
   std::filesystem::path path_;
+  int descriptor_ = -1;
   void* mapping_ = nullptr;
   int64_t bytes_ = 0;
   std::vector<StoredTensor> tensors_;

@@ -2,82 +2,20 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
 #include "model/base/error.h"
+#include "model/base/types.h"
+#include "runtime/host/machine_facts.h"
 
 namespace slidedp {
 namespace {
-
-namespace fs = std::filesystem;
-
-// A made-up /proc and /sys.
-class HostMemoryTest : public testing::Test {
- protected:
-  HostMemoryTest()
-      : root_(fs::path(testing::TempDir()) / testing::UnitTest::GetInstance()->current_test_info()->name()) {
-    fs::remove_all(root_);
-    write("proc/meminfo", "MemTotal:       2000 kB\nMemFree:  10 kB\nMemAvailable:    1000 kB\n");
-  }
-  ~HostMemoryTest() override { fs::remove_all(root_); }
-  void write(const std::string& file, const std::string& text) {
-    fs::create_directories((root_ / file).parent_path());
-    std::ofstream(root_ / file) << text;
-  }
-  fs::path root_;
-};
-
-TEST_F(HostMemoryTest, WithoutLimitsItIsMemAvailable) {
-  const HostMemoryLimit limit = available_host_memory(root_);
-  EXPECT_EQ(limit.bytes, 1000 * 1024);
-  EXPECT_EQ(limit.source, "MemAvailable");
-}
-
-TEST_F(HostMemoryTest, Version2LimitMinusUsePlusFileCache) {
-  write("proc/self/cgroup", "0::/job\n");
-  write("sys/fs/cgroup/job/memory.max", "600000\n");
-  write("sys/fs/cgroup/job/memory.current", "200000\n");
-  write("sys/fs/cgroup/job/memory.stat", "anon 1\nfile 99999\ninactive_file 3000\nactive_file 400\nslab 7\n");
-  const HostMemoryLimit limit = available_host_memory(root_);
-  EXPECT_EQ(limit.bytes, 600000 - 200000 + 3400);
-  EXPECT_THAT(limit.source, testing::EndsWith("sys/fs/cgroup/job"));
-}
-
-TEST_F(HostMemoryTest, AParentsLimitBindsToo) {
-  write("proc/self/cgroup", "0::/slice/job\n");
-  write("sys/fs/cgroup/slice/job/memory.max", "max\n");
-  write("sys/fs/cgroup/slice/job/memory.current", "5\n");
-  write("sys/fs/cgroup/slice/memory.max", "300000\n");
-  write("sys/fs/cgroup/slice/memory.current", "100000\n");
-  EXPECT_EQ(available_host_memory(root_).bytes, 200000);
-}
-
-TEST_F(HostMemoryTest, AContainersOwnGroupIsTheMountsRoot) {
-  write("proc/self/cgroup", "0::/outside/name\n");
-  write("sys/fs/cgroup/memory.max", "50000\n");
-  write("sys/fs/cgroup/memory.current", "60000\n");
-  EXPECT_EQ(available_host_memory(root_).bytes, 0) << "use beyond the limit leaves nothing, not less";
-}
-
-TEST_F(HostMemoryTest, Version1) {
-  write("proc/self/cgroup", "5:cpu,cpuacct:/elsewhere\n4:hugetlb,memory:/box\n");
-  write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
-  write("sys/fs/cgroup/memory/memory.usage_in_bytes", "1000\n");
-  write("sys/fs/cgroup/memory/box/memory.limit_in_bytes", "500000\n");
-  write("sys/fs/cgroup/memory/box/memory.usage_in_bytes", "100000\n");
-  write("sys/fs/cgroup/memory/box/memory.stat", "inactive_file 1\ntotal_inactive_file 20\ntotal_active_file 30\n");
-  EXPECT_EQ(available_host_memory(root_).bytes, 400050);
-}
-
-TEST_F(HostMemoryTest, NoMeminfoIsAnError) {
-  fs::remove(root_ / "proc/meminfo");
-  EXPECT_THROW(available_host_memory(root_), Error);
-}
 
 TEST(Arena, HandsOutAlignedZeroedRanges) {
   EXPECT_EQ(Arena::footprint(1), 4096);
@@ -104,6 +42,56 @@ TEST(Arena, Moves) {
   EXPECT_EQ(static_cast<char*>(to.take(100)) - static_cast<char*>(data), 4096);
   const Arena last(std::move(to));
   EXPECT_EQ(static_cast<char*>(last.data())[99], 1);
+}
+
+TEST(Arena, IsAlignedToHugePagesAndExactlySized) {
+  const int64_t bytes = 5 * (int64_t{1} << 20) + 100;
+  const Arena arena(bytes, "Test memory");
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(arena.data()) % (2 << 20), 0u);
+  EXPECT_EQ(arena.bytes(), bytes);
+  // Nothing is mapped beyond: the pages on both sides can be mapped by others.
+  const auto free_at = [](std::byte* page) {
+    void* got = mmap(page, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    if (got != MAP_FAILED) munmap(got, 4096);
+    return got == page;
+  };
+  auto* end = static_cast<std::byte*>(arena.data()) + round_up(bytes, 4096);
+  EXPECT_FALSE(free_at(end - 4096));
+  EXPECT_TRUE(free_at(end) || free_at(static_cast<std::byte*>(arena.data()) - 4096));
+}
+
+// Pages of the range that are in memory.
+int64_t resident_pages(const Arena& arena) {
+  std::vector<unsigned char> present(static_cast<size_t>(ceil_div(arena.bytes(), 4096)));
+  EXPECT_EQ(mincore(arena.data(), static_cast<size_t>(arena.bytes()), present.data()), 0);
+  return std::count_if(present.begin(), present.end(), [](unsigned char page) { return (page & 1) != 0; });
+}
+
+TEST(Arena, TouchCommitsEveryPageOfEveryArena) {
+  const Arena first(3 * (int64_t{64} << 20) + 5, "Test memory");
+  const Arena second(10000, "Test memory");
+  EXPECT_EQ(resident_pages(first), 0);
+  const Arena* both[] = {&first, &second};
+  int64_t last = 0, total = 0;
+  touch(both, 3, [&](int64_t done, int64_t all) {
+    EXPECT_GE(done, last);
+    last = done;
+    total = all;
+  });
+  EXPECT_EQ(last, total);
+  EXPECT_GE(total, first.bytes() + second.bytes());
+  EXPECT_EQ(resident_pages(first), ceil_div(first.bytes(), 4096));
+  EXPECT_EQ(resident_pages(second), 3);
+  const auto* bytes = static_cast<const char*>(first.data());
+  EXPECT_TRUE(std::all_of(bytes, bytes + first.bytes(), [](char byte) { return byte == 0; }));
+}
+
+TEST(Numa, EveryAllowedCoreBelongsToOneNode) {
+  std::vector<int> cores;
+  for (const NumaNode& node : numa_nodes()) cores.insert(cores.end(), node.cores.begin(), node.cores.end());
+  std::sort(cores.begin(), cores.end());
+  EXPECT_EQ(std::adjacent_find(cores.begin(), cores.end()), cores.end());
+  EXPECT_EQ(static_cast<int>(cores.size()), usable_cores());
 }
 
 TEST(Arena, RefusalNamesWhatAndHowMuch) {

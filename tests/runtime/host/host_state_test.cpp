@@ -104,6 +104,29 @@ TEST(HostState, ViewsAreZeroDisjointAndExact) {
   }
 }
 
+TEST(HostState, UnitsAreSpreadOverTheMemoryNodes) {
+  ModelLayout layout = two_units();
+  layout.units.push_back(layout.units[0]);
+  layout.units[2].unit = 2;
+  layout.elements += layout.units[2].elements;
+  HostState state(layout, {{0, {}}, {0, {}}});  // two regions, both on the node that every machine has
+  ASSERT_EQ(state.arenas().size(), 2u);
+  EXPECT_NE(state.node(1), state.node(0)) << "the two largest are apart";
+  for (int unit = 0; unit < 3; ++unit) {
+    const UnitState view = state.unit(unit);
+    const Arena& arena = state.arenas()[static_cast<size_t>(state.node(unit))];
+    const auto* begin = static_cast<const std::byte*>(arena.data());
+    for (const auto* data : {static_cast<const void*>(view.hi.data()), static_cast<const void*>(view.v.data())}) {
+      EXPECT_GE(data, begin);
+      EXPECT_LT(data, begin + arena.bytes());
+    }
+    EXPECT_EQ(view.lo.size(), static_cast<size_t>(layout.units[static_cast<size_t>(unit)].elements));
+    std::fill(view.m.begin(), view.m.end(), static_cast<float>(unit + 1));
+  }
+  for (int unit = 0; unit < 3; ++unit) EXPECT_THAT(state.unit(unit).m, testing::Each(static_cast<float>(unit + 1)));
+  state.touch(2, nullptr);
+}
+
 TEST(HostState, RefusesMoreThanTheHostHas) {
   ModelLayout layout = two_units();
   layout.units[1].elements = int64_t{1} << 44;
