@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <string>
 
 #include "runtime/exec/run_session.h"
@@ -63,6 +64,12 @@ int run(int argc, char** argv) {
   app.add_option("--data", options.data, "packed data set, written by slidedp-data")->required();
   app.add_option("--out", options.out, "run directory: log, report and the trained model")->required();
   app.add_option("--steps", options.steps, "steps to run, instead of the training spec's");
+  app.add_option(
+         "--update-order", options.update_order,
+         "order in which update workers take tasks: need (whose result is needed first) or arrival (first come, "
+         "first served; slower, to compare with)")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, UpdateOrder>{{"need", UpdateOrder::need}, {"arrival", UpdateOrder::arrival}}));
   app.add_flag("--overwrite", options.overwrite, "replace the results in an existing run directory");
   try {
     app.parse(argc, argv);

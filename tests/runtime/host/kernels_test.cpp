@@ -2,11 +2,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <hwy/targets.h>
 
 #include <string>
 
 #include "tests/runtime/host/adam_fixture.h"
+#include "tests/runtime/host/forced_target.h"
 
 namespace slidedp {
 namespace {
@@ -15,34 +15,6 @@ namespace {
 constexpr size_t kElements = 16 * kBlockElements + 37;
 constexpr size_t kBlocks = kElements / kBlockElements + 1;
 constexpr size_t kSlack = 3;  // elements before the range: moves it off any alignment
-
-// While it lives, the kernels run on one instruction set.
-class ForcedTarget {
- public:
-  explicit ForcedTarget(int64_t target) { use(target); }
-  ~ForcedTarget() { use(0); }
-  ForcedTarget(const ForcedTarget&) = delete;
-  ForcedTarget& operator=(const ForcedTarget&) = delete;
-
- private:
-  static void use(int64_t target) {
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-};
-
-// Instruction sets that this CPU has and the kernels were compiled for, the widest first.
-std::vector<int64_t> targets() {
-  std::vector<int64_t> found;
-  const int64_t supported = hwy::SupportedTargets();
-  for (int bit = 0; bit < 63; ++bit) {
-    const int64_t target = int64_t{1} << bit;
-    if ((supported & target) == 0) continue;
-    const ForcedTarget forced(target);
-    if (kernels::target() == std::string(hwy::TargetName(target))) found.push_back(target);
-  }
-  return found;
-}
 
 struct Case {
   int sources, group_size;
@@ -154,7 +126,7 @@ Results run(const Case& c, size_t offset) {
 TEST_P(KernelsOf, SameBitsOnEveryInstructionSetAndAtAnyAlignment) {
   const Results expected = run(GetParam(), 0);
   ASSERT_FALSE(expected.states[0] == random_state(kElements, 23));
-  for (const int64_t target : targets()) {
+  for (const int64_t target : kernel_targets()) {
     const ForcedTarget forced(target);
     for (size_t offset = 0; offset <= kSlack; ++offset) {
       const Results results = run(GetParam(), offset);
@@ -173,7 +145,7 @@ TEST(Kernels, AreBuiltForTheSetsOfThisCpuAndTheWidestIsUsed) {
   if (__builtin_cpu_supports("sse4.2")) expected.push_back("SSE4");
   EXPECT_EQ(kernels::target(), expected.front());
   std::vector<std::string> found;
-  for (const int64_t target : targets()) found.emplace_back(hwy::TargetName(target));
+  for (const int64_t target : kernel_targets()) found.emplace_back(hwy::TargetName(target));
   ASSERT_GT(found.size(), expected.size()) << "no baseline";
   EXPECT_EQ(std::vector(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(expected.size())), expected);
 }
