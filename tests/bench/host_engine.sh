@@ -4,16 +4,16 @@
 #
 #   --bench COMMAND   runs host_engine_bench, e.g. build/tests/host_engine_bench or a launcher with arguments
 #   --out DIR         made if it is not there
-#   --gib N           memory each case goes through (default 5; under 4 the numbers say nothing about memory)
+#   --gib N           memory each case goes through (default 4.25; under 4 the numbers say nothing about memory)
 #   --threads LIST    e.g. 1,4,16 (default 1, 2, 4, ... and all cores)
-#   --passes N        measured passes of each case, four times as many with most threads (default 5)
+#   --passes N        measured passes of each case with most threads (default 20), a sixth of them with fewer
 #   --python PYTHON   one that has torch (default .venv/bin/python, else python3); none: leave torch out
 #
 # About 5 minutes on 16 cores and 100 GB/s of memory bandwidth with the defaults. Leave the machine idle meanwhile.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
-bench= out= gib=5 threads= passes=5
+bench= out= gib=4.25 threads= passes=20
 python=$root/.venv/bin/python
 [ -x "$python" ] || python=python3
 
@@ -44,7 +44,7 @@ torch=
 if [ "$python" != none ]; then
   # As many parameters and threads as the Adam that it is compared with.
   set -- $("$python" "$here/summarize.py" --bench "$out/bench.json" --print elements)
-  "$python" "$here/torch_adam.py" --elements "$1" --threads "$2" --passes $((passes * 4)) --out "$out/torch.json"
+  "$python" "$here/torch_adam.py" --elements "$1" --threads "$2" --passes "$passes" --out "$out/torch.json"
   torch=$out/torch.json
 else
   python=python3

@@ -23,9 +23,9 @@ namespace slidedp::bench {
 namespace {
 
 struct Settings {
-  double gib = 5;
+  double gib = 4.25;
   std::vector<int> threads;
-  int passes = 5;
+  int passes = 20;
 };
 
 // One thread's arrays.
@@ -254,11 +254,13 @@ int run(int argc, char** argv) {
   const int cores = static_cast<int>(allowed_cores().size());
   app.add_option("--gib", settings.gib,
                  "memory that each case goes through; under 4 GiB large caches hold too much of it, and the numbers "
-                 "say nothing about memory (default 5)");
+                 "say nothing about memory (default 4.25)");
   app.add_option("--threads", settings.threads, "numbers of threads (default 1, 2, 4, ... and all cores)")
       ->delimiter(',')
       ->check(CLI::Range(1, cores));
-  app.add_option("--passes", settings.passes, "measured passes of each case, four times as many with all threads")
+  app.add_option(
+         "--passes", settings.passes,
+         "measured passes of each case with most threads (default 20); a sixth of them with fewer, which take longer")
       ->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
   if (settings.threads.empty()) settings.threads = default_threads(cores);
@@ -271,7 +273,7 @@ int run(int argc, char** argv) {
           [&which, threads, &settings](benchmark::State& state) { measure(state, which, threads, settings); })
           ->UseManualTime()
           ->Unit(benchmark::kMillisecond)
-          ->Iterations(settings.passes * (threads == most ? 4 : 1));
+          ->Iterations(threads == most ? settings.passes : std::max(1, settings.passes / 6));
     }
   }
   benchmark::AddCustomContext("instruction_set", kernels::target());
