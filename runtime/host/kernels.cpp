@@ -4,15 +4,13 @@
 #include <array>
 #include <cstddef>
 
-// No speed to gain from it.
+// Nothing to gain between SSE4 and the baseline.
 #define HWY_DISABLED_TARGETS HWY_SSSE3
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/host/kernels.cpp"
-#include <hwy/foreach_target.h>
-// clang-format off: this one follows.
 #include <hwy/cache_control.h>
+#include <hwy/foreach_target.h>
 #include <hwy/highway.h>
-// clang-format on
 
 HWY_BEFORE_NAMESPACE();
 namespace slidedp::kernels::HWY_NAMESPACE {

@@ -3,11 +3,9 @@
 #define HWY_DISABLED_TARGETS HWY_SSSE3
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tests/bench/streams.cpp"
-#include <hwy/foreach_target.h>
-// clang-format off: this one follows.
 #include <hwy/cache_control.h>
+#include <hwy/foreach_target.h>
 #include <hwy/highway.h>
-// clang-format on
 
 HWY_BEFORE_NAMESPACE();
 namespace slidedp::bench::HWY_NAMESPACE {
