@@ -36,6 +36,7 @@ while [ $# -gt 0 ]; do
 done
 [ -n "$bench" ] && [ -n "$out" ] || usage
 mkdir -p "$out"
+out=$(cd "$out" && pwd)  # a launcher may change the folder
 
 # COMMAND is split into words on purpose.
 $bench --gib "$gib" --passes "$passes" ${threads:+--threads "$threads"} \

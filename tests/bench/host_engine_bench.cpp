@@ -2,11 +2,13 @@
 // in the same run. Each thread streams through its own part of --gib of memory; every pass visits all of it.
 //
 // Counters, from the median pass: elements_per_s; gbps, of the bytes that the loop has to read and write (an array that
-// is written past the caches counts once); slowest and fastest pass in gbps_min and gbps_max.
+// is written past the caches counts once); slowest and fastest pass in gbps_min and gbps_max. huge_gib:
+// memory that the system gave in huge pages.
 #include <benchmark/benchmark.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <numeric>
@@ -211,6 +213,15 @@ Team& team_of(int threads, const Settings& settings) {
   return *team;
 }
 
+// GiB of this process that lie in huge pages.
+double huge_gib() {
+  std::ifstream in("/proc/self/smaps_rollup");
+  for (std::string line; std::getline(in, line);) {  // "AnonHugePages:   1048576 kB"
+    if (line.starts_with("AnonHugePages:")) return std::stod(line.substr(14)) / (1 << 20);
+  }
+  return 0;
+}
+
 void measure(benchmark::State& state, const Case& which, int threads, const Settings& settings) {
   Team& team = team_of(threads, settings);
   team.fill();
@@ -231,6 +242,7 @@ void measure(benchmark::State& state, const Case& which, int threads, const Sett
   const double bytes = static_cast<double>(elements) * which.traffic;
   const double median = seconds[seconds.size() / 2];
   state.counters["workers"] = threads;
+  state.counters["huge_gib"] = huge_gib();
   state.counters["elements"] = static_cast<double>(elements);
   state.counters["bytes_per_element"] = which.traffic;
   state.counters["elements_per_s"] = static_cast<double>(elements) / median;
