@@ -5,11 +5,12 @@ PREFIX ?= /usr/local
 TEST_JOBS ?= 2
 SOURCES = $(shell find model planner profiler runtime tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help setup build test demo install format format-check clean
+.PHONY: help setup build test bench demo install format format-check clean
 
 help:
 	@echo "make demo             fine-tune a real model on two CPU ranks, with what that takes (about 15 minutes at first)"
 	@echo "make test             build and run all tests"
+	@echo "make bench            measure the host engine beside memory and torch; results in $(BUILD)/bench"
 	@echo "make setup            install Debian packages (root or sudo) and Python packages (.venv)"
 	@echo "make build            build the programs into $(BUILD)/"
 	@echo "make install PREFIX=  install the programs (now: $(PREFIX))"
@@ -28,6 +29,10 @@ build: setup
 
 test: build
 	@ctest --test-dir $(BUILD) -j $(TEST_JOBS) --output-on-failure --no-tests=error
+
+# For a small machine: make bench BENCH_ARGS='--gib 1'.
+bench: build
+	@tests/bench/host_engine.sh --bench $(BUILD)/tests/host_engine_bench --out $(BUILD)/bench $(BENCH_ARGS)
 
 demo: build
 	@tests/demo/demo.sh $(BUILD) .demo

@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <string>
 
 #include "model/base/format.h"
@@ -68,6 +69,12 @@ int run(int argc, char** argv) {
   std::string host_memory;
   app.add_option("--host-memory", host_memory,
                  "host memory that this run may use, such as 100GiB (default: what the system says is available)");
+  app.add_option(
+         "--update-order", options.update_order,
+         "order in which update workers take tasks: need (whose result is needed first) or arrival (first come, "
+         "first served; slower, to compare with)")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, UpdateOrder>{{"need", UpdateOrder::need}, {"arrival", UpdateOrder::arrival}}));
   app.add_flag("--overwrite", options.overwrite, "replace the results in an existing run directory");
   try {
     app.parse(argc, argv);

@@ -7,6 +7,7 @@
 
 #include "model/base/error.h"
 #include "runtime/device/clock.h"
+#include "runtime/host/worker_cores.h"
 
 namespace slidedp {
 
@@ -32,7 +33,7 @@ struct Executor::RankLanes {
   std::array<Cursor, kDeviceLanes> cursors;
 };
 
-Executor::Executor(const StepGraph& graph, Backend& backend, HostState& state)
+Executor::Executor(const StepGraph& graph, Backend& backend, HostState& state, UpdateOrder order)
     : graph_(graph),
       backend_(backend),
       memory_(graph, backend.devices, state),
@@ -63,8 +64,11 @@ Executor::Executor(const StepGraph& graph, Backend& backend, HostState& state)
       execution.end.push_back(device ? of_rank->create_event() : nullptr);
     }
   }
-  pool_ = std::make_unique<UpdatePool>(graph_.plan.threads.update,
-                                       [this](std::exception_ptr error) { fail(std::move(error)); });
+  const ThreadSplit& threads = graph_.plan.threads;
+  const int others = graph_.ranks() * threads.compute_per_rank;
+  pool_ = std::make_unique<UpdatePool>(
+      threads.update, [this](std::exception_ptr error) { fail(std::move(error)); },
+      worker_cores(allowed_cores(), threads.update, others), order);
   try {
     for (int rank = 0; rank < graph_.ranks(); ++rank) {
       issuers_.emplace_back([this, rank] { issue_loop(rank); });

@@ -27,7 +27,7 @@ namespace slidedp {
 class Executor {
  public:
   // Allocates the graph's buffers. Graph, backend and state must outlive it.
-  Executor(const StepGraph& graph, Backend& backend, HostState& state);
+  Executor(const StepGraph& graph, Backend& backend, HostState& state, UpdateOrder order = UpdateOrder::need);
   ~Executor();  // stops what runs
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;

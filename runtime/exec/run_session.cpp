@@ -147,7 +147,7 @@ class Session {
     check_threads();
     backend_ = make_backend(inputs_.model, graph_.layout, plan(), device_budget());
     load();
-    Executor executor(graph_, backend_, *state_);
+    Executor executor(graph_, backend_, *state_, options_.update_order);
     environment_.writing_starts();
     const RunDirectory directory(options_);
     try {

@@ -15,6 +15,7 @@
 
 #include "model/base/error.h"
 #include "runtime/exec/trainer.h"
+#include "runtime/host/update_pool.h"
 #include "runtime/io/file_system.h"
 
 namespace slidedp {
@@ -23,6 +24,7 @@ struct RunOptions {
   std::filesystem::path plan, model, data, out;
   std::optional<int64_t> steps;  // overrides the training spec's
   bool overwrite = false;        // replace the results in an existing RUN_DIR
+  UpdateOrder update_order = UpdateOrder::need;
   std::string command_line;
 };
 

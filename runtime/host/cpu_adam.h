@@ -1,6 +1,6 @@
 // AdamW on the host state, the gradient norm and the sum over waves, over ranges of a unit's flat vector. Same bits for
-// any split of the range at multiples of kBlockElements, any thread, any alignment and any instruction set. Compiled
-// with -ffp-contract=off: no FMA anywhere.
+// any split of the range at multiples of kBlockElements, any thread, any alignment and any instruction set: no FMA
+// but the one in the sums of squares, where it cannot show (see kernels.h).
 #pragma once
 
 #include <cstdint>

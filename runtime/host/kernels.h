@@ -1,29 +1,36 @@
-// The inner loops of the host engine, compiled once for each instruction set and picked at run time.
+// The inner loops of the host engine, written once with Highway and compiled for AVX-512, AVX2, SSE4 and the
+// architecture's baseline (Highway's plain C++); the widest that the CPU has is picked at run time.
+//
+// Same bits from every instruction set, at any alignment and for any split at multiples of kBlockElements: every
+// operation is one correctly rounded IEEE operation, written out in order (Mul, Add, Sub, Div, Sqrt). There is one FMA,
+// in the sums of squares: the square of an fp32 is exact in double, so it rounds as a product and a sum would.
 #pragma once
 
 #include <cstdint>
-#include <span>
-#include <string_view>
 
 #include "runtime/host/cpu_adam.h"
 
-namespace slidedp {
+namespace slidedp::kernels {
 
-// One instruction set's loops. Same bits from every set and at any alignment; arrays do not overlap.
-struct Kernels {
-  using Update = void (*)(uint16_t* hi, uint16_t* lo, float* m, float* v, const float* gradient, int64_t count,
-                          const AdamScalars& scalars, float decay);
-
-  std::string_view target;
-  void (*copy_bf16)(const uint16_t* source, int64_t count, float* out);
-  void (*add_bf16)(const uint16_t* source, int64_t count, float* out);
-  void (*add_fp32)(const float* source, int64_t count, float* out);
-  Update update[kUpdateParts];  // by UpdatePart
-  // Sums of squares of whole blocks of kBlockElements.
-  void (*square_blocks)(const float* values, int64_t blocks, double* sums);
+struct State {
+  uint16_t* hi;
+  uint16_t* lo;
+  float* m;
+  float* v;
 };
 
-// Those that this CPU can run, the widest first; the last is the baseline that every CPU runs.
-std::span<const Kernels> supported_kernels();
+// See adam_update: one pass over the state and all sources, which are summed in registers.
+void update(const State& state, const GradientSources& gradient, int64_t count, const AdamScalars& scalars, float decay,
+            UpdatePart part);
 
-}  // namespace slidedp
+// See block_square_sums; the last block may be shorter.
+void square(const GradientSources& gradient, int64_t count, double* block_sums);
+
+// See accumulate and accumulate_and_square; without `block_sums` (null) no squares. The first wave is written past the
+// caches: nothing reads it before the next wave's turn.
+void accumulate(float* accumulator, const GradientSources& wave, int64_t count, bool first, double* block_sums);
+
+// Name of the instruction set in use: "AVX3" (AVX-512), "AVX2", "SSE4", ...
+const char* target();
+
+}  // namespace slidedp::kernels

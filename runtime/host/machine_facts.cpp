@@ -1,6 +1,5 @@
 #include "runtime/host/machine_facts.h"
 
-#include <sched.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -9,6 +8,8 @@
 #include <cstdint>
 #include <fstream>
 #include <string_view>
+
+#include "runtime/host/worker_cores.h"
 
 namespace slidedp {
 namespace {
@@ -30,9 +31,7 @@ std::string first_value(const char* file, std::string_view key) {
 }  // namespace
 
 int usable_cores() {
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) return std::max(CPU_COUNT(&allowed), 1);
+  if (const auto allowed = allowed_cores(); !allowed.empty()) return static_cast<int>(allowed.size());
   return static_cast<int>(std::max(sysconf(_SC_NPROCESSORS_ONLN), 1L));
 }
 

@@ -87,6 +87,16 @@ def test_trains_exports_and_logs(work):
     assert_refused(run(work), "run", "--overwrite")
 
 
+def test_the_order_of_updates_changes_no_bit(work):
+    assert run(work).returncode == 0
+    expected = (work / "run" / "hf" / "model.safetensors").read_bytes()
+    done = run(work, "--overwrite", "--update-order", "arrival")
+    assert done.returncode == 0, done.stderr
+    assert (work / "run" / "hf" / "model.safetensors").read_bytes() == expected
+    unknown = run(work, "--overwrite", "--update-order", "random")
+    assert unknown.returncode == 2 and "random" in unknown.stderr
+
+
 # Prints one step a line; so many steps that only a signal ends it.
 def start(work):
     command = [BUILD / "slidedp-run", *map(str, run_arguments(work, "--steps", 1000000))]

@@ -134,6 +134,25 @@ class GuardedMemory {
   size_t bytes_;
 };
 
+// The reference: element i of `state` in one rounded operation after another (volatile keeps the compiler from fusing).
+inline void update_in_scalar_code(TestState& state, size_t i, float sum, const AdamScalars& s, float decay) {
+  const volatile float g = sum * s.gradient_scale;
+  const volatile float difference = g - state.m[i];
+  const volatile float first_step = s.one_minus_beta1 * difference;
+  state.m[i] += first_step;
+  const volatile float kept_v = state.v[i] * s.beta2;
+  const volatile float scaled = s.one_minus_beta2 * g;
+  const volatile float square = scaled * g;
+  state.v[i] = kept_v + square;
+  const volatile float root = std::sqrt(state.v[i]);
+  const volatile float corrected = root / s.bias_correction2_sqrt;
+  const volatile float denominator = corrected + s.eps;
+  const volatile float numerator = s.step_size * state.m[i];
+  const volatile float update = numerator / denominator;
+  const volatile float kept = state.master(i) * decay;
+  state.set_master(i, kept - update);
+}
+
 inline AdamScalars test_scalars() {
   AdamScalars s;
   s.beta1 = 0.9f;

@@ -69,23 +69,7 @@ TEST_P(AdamOfSources, BitsAreThoseOfScalarCode) {
   TestState expected = random_state(kElements, 4);
   TestState state = expected;
   adam_update(state.hi, state.lo, state.m, state.v, gradient.sources(), s, true);
-  for (size_t i = 0; i < kElements; ++i) {
-    const volatile float g = gradient.sum(i) * s.gradient_scale;
-    const volatile float difference = g - expected.m[i];
-    const volatile float first_step = s.one_minus_beta1 * difference;
-    expected.m[i] += first_step;
-    const volatile float kept_v = expected.v[i] * s.beta2;
-    const volatile float scaled = s.one_minus_beta2 * g;
-    const volatile float square = scaled * g;
-    expected.v[i] = kept_v + square;
-    const volatile float root = std::sqrt(expected.v[i]);
-    const volatile float corrected = root / s.bias_correction2_sqrt;
-    const volatile float denominator = corrected + s.eps;
-    const volatile float numerator = s.step_size * expected.m[i];
-    const volatile float update = numerator / denominator;
-    const volatile float kept = expected.master(i) * s.decay;
-    expected.set_master(i, kept - update);
-  }
+  for (size_t i = 0; i < kElements; ++i) update_in_scalar_code(expected, i, gradient.sum(i), s, s.decay);
   EXPECT_TRUE(state == expected);
 }
 

@@ -2,13 +2,19 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <future>
 #include <latch>
 #include <memory>
+#include <random>
 #include <stdexcept>
 #include <string>
+
+#include "runtime/host/worker_cores.h"
 
 namespace slidedp {
 namespace {
@@ -56,6 +62,132 @@ TEST(UpdatePool, RunsWhatIsNeededFirst) {
   gate.open();
   done.wait();
   EXPECT_THAT(order, testing::ElementsAre("step 0", "need -1", "need 3", "need 7, first", "need 7, second", "step 2"));
+}
+
+TEST(UpdatePool, ByArrivalNothingOvertakes) {
+  UpdatePool pool(1, no_error, {}, UpdateOrder::arrival);
+  Gate gate(pool);
+  std::vector<int> order;
+  std::latch done(4);
+  const auto submit = [&](int64_t step, int32_t need, int name) {
+    pool.submit(step, need, [&order, &done, name](int) {
+      order.push_back(name);
+      done.count_down();
+    });
+  };
+  submit(2, 0, 1);
+  submit(1, 7, 2);
+  submit(1, 3, 3);
+  submit(0, 9, 4);
+  gate.open();
+  done.wait();
+  EXPECT_THAT(order, testing::ElementsAre(1, 2, 3, 4));
+}
+
+// Cores that the worker of a pool sees, and the kernel with it.
+std::vector<int> cores_of_workers(UpdatePool& pool) {
+  std::vector<int> core(static_cast<size_t>(pool.workers()));
+  std::latch all_running(pool.workers());
+  std::latch done(pool.workers());
+  for (int i = 0; i < pool.workers(); ++i) {
+    pool.submit(0, 0, [&](int worker) {
+      all_running.arrive_and_wait();  // one task a worker
+      const std::vector<int> allowed = allowed_cores();
+      core[static_cast<size_t>(worker)] = allowed.size() == 1 ? allowed[0] : -1;
+      done.count_down();
+    });
+  }
+  done.wait();
+  return core;
+}
+
+TEST(UpdatePool, WorkersAreTiedToTheirCores) {
+  std::vector<int> cores = allowed_cores();
+  std::reverse(cores.begin(), cores.end());
+  UpdatePool tied(static_cast<int>(cores.size()), no_error, cores);
+  EXPECT_EQ(cores_of_workers(tied), cores);
+  EXPECT_THROW(UpdatePool(2, no_error, {cores[0]}), std::logic_error);
+}
+
+TEST(UpdatePool, AWorkerWhoseCoreIsNotThereRunsElsewhere) {
+  UpdatePool pool(1, no_error, {CPU_SETSIZE - 1});
+  std::latch done(1);
+  pool.submit(0, 0, [&](int) { done.count_down(); });
+  done.wait();
+}
+
+TEST(WorkerCores, AreTheLastAndLeaveTheOthersTheirs) {
+  EXPECT_THAT(worker_cores({0, 1, 2, 3}, 2, 1), testing::ElementsAre(2, 3));
+  EXPECT_THAT(worker_cores({0, 1, 2, 3}, 2, 2), testing::ElementsAre(2, 3));
+  EXPECT_THAT(worker_cores({4, 6, 9}, 1, 2), testing::ElementsAre(9));
+  EXPECT_THAT(worker_cores({0, 1, 2, 3}, 3, 2), testing::IsEmpty());
+  EXPECT_THAT(worker_cores({0, 1}, 2, 1), testing::IsEmpty());
+  EXPECT_THAT(worker_cores({}, 1, 1), testing::IsEmpty());
+}
+
+// Random tasks that submit what depends on them, with random delays, until one throws, somebody aborts, or all have
+// run. (ThreadSanitizer looks at this one.)
+struct RandomTasks {
+  RandomTasks(uint32_t seed, int count) : waiting(static_cast<size_t>(count)), runs(static_cast<size_t>(count)) {
+    std::mt19937 random(seed);
+    for (int task = 0; task < count; ++task) {
+      auto& from = successors.emplace_back();
+      delay_us.push_back(static_cast<int>(random() % 8 == 0 ? random() % 200 : 0));
+      need.push_back(static_cast<int32_t>(random() % 20));
+      for (int next = task + 1; next < count && next < task + 12; ++next) {
+        if (random() % 4 != 0) continue;
+        from.push_back(next);
+        ++waiting[static_cast<size_t>(next)];
+      }
+    }
+  }
+  std::vector<std::vector<int>> successors;
+  std::vector<int> delay_us;
+  std::vector<int32_t> need;
+  std::vector<std::atomic<int>> waiting, runs;
+  std::atomic<int> finished = 0;
+};
+
+void submit_random(UpdatePool& pool, RandomTasks& tasks, int task, int thrower) {
+  pool.submit(0, tasks.need[static_cast<size_t>(task)], [&pool, &tasks, task, thrower](int) {
+    const auto index = static_cast<size_t>(task);
+    std::this_thread::sleep_for(std::chrono::microseconds(tasks.delay_us[index]));
+    ++tasks.runs[index];
+    if (task == thrower) throw std::runtime_error("task " + std::to_string(task));
+    for (const int next : tasks.successors[index]) {
+      if (--tasks.waiting[static_cast<size_t>(next)] == 0) submit_random(pool, tasks, next, thrower);
+    }
+    ++tasks.finished;
+  });
+}
+
+TEST(UpdatePool, RandomGraphsEndWhateverHappens) {
+  constexpr int kTasks = 150;
+  for (uint32_t seed = 0; seed < 60; ++seed) {
+    const bool complete = seed % 3 == 0, throws = seed % 3 == 1, aborted = seed % 3 == 2;
+    RandomTasks tasks(seed, kTasks);
+    std::vector<int> roots;
+    for (int task = 0; task < kTasks; ++task) {
+      if (tasks.waiting[static_cast<size_t>(task)] == 0) roots.push_back(task);
+    }
+    const int thrower = throws ? static_cast<int>(seed * 7 % kTasks) : -1;
+    std::atomic<int> errors = 0;
+    {
+      UpdatePool pool(
+          1 + static_cast<int>(seed % 4), [&](std::exception_ptr) { ++errors; }, {},
+          seed % 2 == 0 ? UpdateOrder::need : UpdateOrder::arrival);
+      for (const int root : roots) submit_random(pool, tasks, root, thrower);
+      if (aborted) {
+        while (tasks.finished < static_cast<int>(seed)) std::this_thread::yield();
+        pool.abort();
+      }
+      while (complete && tasks.finished < kTasks) std::this_thread::yield();
+      while (throws && errors == 0) std::this_thread::yield();
+    }
+    EXPECT_EQ(errors, throws ? 1 : 0) << "seed " << seed;
+    for (const auto& runs : tasks.runs) ASSERT_LE(runs, 1) << "seed " << seed;
+    EXPECT_TRUE(aborted || (tasks.finished == kTasks) == complete) << "seed " << seed;
+  }
 }
 
 TEST(UpdatePool, EveryTaskRunsOnce) {

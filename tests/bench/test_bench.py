@@ -1,0 +1,31 @@
+"""The benchmark's whole way on a few MiB: that it runs and what it writes, not how fast anything is."""
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCH = Path(os.environ["SLIDEDP_BUILD_DIR"]) / "tests" / "host_engine_bench"
+
+
+def test_a_tiny_run_gives_all_numbers(tmp_path):
+    subprocess.run([ROOT / "tests/bench/host_engine.sh", "--bench", BENCH, "--out", tmp_path, "--gib", "0.02", "--passes", "1",
+                    "--threads", "1", "--python", sys.executable], check=True, timeout=240)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert {"adam_vs_stream", "adam_vs_torch", "adam_vs_torch_with_copy", "two_sources_vs_separate",
+            "eight_sources_vs_separate", "stream_triad_gbps", "adam_weights_gbps", "norm_bf16_1_gbps"} <= set(summary)
+    assert all(value > 0 for value in summary.values())
+    everything = json.loads((tmp_path / "host_engine.json").read_text())
+    rows = everything["bench"]["benchmarks"]
+    adam = next(row for row in rows if row["name"].startswith("adam/bf16/1/"))
+    assert everything["torch"]["elements"] <= adam["elements"] < everything["torch"]["elements"] + 16
+    # GB/s and elements/s of a row are of the same passes.
+    for row in rows:
+        assert abs(row["gbps"] - row["elements_per_s"] * row["bytes_per_element"] / 1e9) < 1e-6 * row["gbps"]
+
+
+def test_an_unknown_option_is_refused(tmp_path):
+    result = subprocess.run([ROOT / "tests/bench/host_engine.sh", "--bench", BENCH, "--out", tmp_path, "--size", "1"],
+                            capture_output=True, text=True)
+    assert result.returncode == 2 and "--gib N" in result.stderr
