@@ -8,7 +8,7 @@
 #include <cstring>
 #include <string>
 
-#include "runtime/exec/run_session.h"
+#include "runtime/run/run_session.h"
 
 namespace slidedp {
 namespace {

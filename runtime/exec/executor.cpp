@@ -32,9 +32,10 @@ struct Executor::RankLanes {
   std::array<Cursor, kDeviceLanes> cursors;
 };
 
-Executor::Executor(const StepGraph& graph, Backend& backend, HostState& state)
+Executor::Executor(const StepGraph& graph, Backend& backend, HostState& state, PoolHook before_pool_task)
     : graph_(graph),
       backend_(backend),
+      before_pool_task_(std::move(before_pool_task)),
       memory_(graph, backend.devices, state),
       bodies_(graph, backend, state, memory_),
       pool_successors_(graph.tasks.size()),
@@ -259,6 +260,7 @@ void Executor::submit_to_pool(Execution& current, TaskId id) {
   pool_->submit(current.sequence, task.need, [this, &current, &task, id](int) {
     TaskRecord& times = current.times[static_cast<size_t>(id)];
     times.start_s = process_seconds();
+    if (before_pool_task_) before_pool_task_(task);
     if ((task.phases & phase_bit(current.context.phase)) != 0) bodies_.run(id, current.context);
     times.end_s = process_seconds();
     finish(current.sequence, id);

@@ -1,4 +1,4 @@
-#include "runtime/exec/run_session.h"
+#include "runtime/run/run_session.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -14,7 +14,7 @@
 #include "model/graph/memory.h"
 #include "model/sim/simulator.h"
 #include "runtime/data/packed_dataset.h"
-#include "runtime/exec/run_report.h"
+#include "runtime/run/run_report.h"
 #include "runtime/host/machine_facts.h"
 #include "runtime/io/checkpoint_hf.h"
 #include "runtime/log/run_log.h"

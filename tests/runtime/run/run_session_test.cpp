@@ -1,5 +1,5 @@
 // A run from files to files: what it writes, what it refuses, and that nothing is left half-written.
-#include "runtime/exec/run_session.h"
+#include "runtime/run/run_session.h"
 
 #include <SQLiteCpp/SQLiteCpp.h>
 #include <gmock/gmock.h>
