@@ -138,7 +138,9 @@ void Disturbance::pass(TaskKind kind, int rank) {
   const std::lock_guard lock(mutex_);
   for (Fault& fault : faults_) {
     const bool here = fault.kind == kind && (fault.rank == Fault::kAnyRank || fault.rank == rank);
-    if (here && --fault.call == 0) throw std::runtime_error(message(kind));
+    if (!here || --fault.call != 0) continue;
+    thrown_.store(true, std::memory_order_relaxed);
+    throw std::runtime_error(message(kind));
   }
 }
 

@@ -37,11 +37,13 @@ class Disturbance {
   // Before a task's work, on the thread that does it: counts, delays, perhaps throws "injected fault in KIND".
   void pass(TaskKind kind, int rank);
   int64_t operations() const { return operations_.load(std::memory_order_relaxed); }
+  bool thrown() const { return thrown_.load(std::memory_order_relaxed); }  // whether a fault has been injected
   static std::string message(TaskKind kind) { return "injected fault in " + std::string(name(kind)); }
 
  private:
   const uint32_t seed_;
   std::atomic<int64_t> operations_ = 0;
+  std::atomic<bool> thrown_ = false;
   std::mutex mutex_;
   std::vector<Fault> faults_;  // `call` counts down
 };
