@@ -58,17 +58,22 @@ int run(int argc, char** argv) {
   CLI::App app{"Fine-tunes a Hugging Face checkpoint by a plan of slidedp-plan."};
   app.set_version_flag("--version", SLIDEDP_VERSION);
   RunOptions options;
-  app.add_option("--plan", options.plan, "plan.yaml, written by slidedp-plan")->required();
+  std::filesystem::path plan;
+  auto* one = app.add_option("--plan", plan, "plan.yaml, written by slidedp-plan");
+  auto* several = app.add_option("--plans", options.plans, "plans to follow one after another: FIRST.yaml,SECOND.yaml");
+  several->delimiter(',')->excludes(one);
   app.add_option("--model", options.model, "Hugging Face checkpoint directory")->required();
   app.add_option("--data", options.data, "packed data set, written by slidedp-data")->required();
   app.add_option("--out", options.out, "run directory: log, report and the trained model")->required();
-  app.add_option("--steps", options.steps, "steps to run, instead of the training spec's");
+  app.add_option("--steps", options.steps, "steps to run (by each plan), instead of the training spec's");
   app.add_flag("--overwrite", options.overwrite, "replace the results in an existing run directory");
   try {
     app.parse(argc, argv);
+    if (one->count() + several->count() == 0) throw CLI::RequiredError("--plan or --plans");
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : static_cast<int>(ExitCode::usage);
   }
+  if (one->count() > 0) options.plans = {plan};
   for (int i = 0; i < argc; ++i) options.command_line += (i == 0 ? "" : " ") + std::string(argv[i]);
   catch_signals();
   InterruptibleFileSystem files(posix_file_system(), [] { return requested_stop() == StopRequest::now; });

@@ -137,12 +137,13 @@ std::filesystem::path TinyTraining::write_checkpoint() const {
   return folder;
 }
 
-std::filesystem::path TinyTraining::write_plan(const Plan& plan, const TrainSpec& train) const {
+std::filesystem::path TinyTraining::write_plan(const Plan& plan, const TrainSpec& train,
+                                               const std::string& name) const {
   PlanFile file;
   file.plan = plan;
   file.train = train;
   file.hardware = load_hardware_spec(std::filesystem::path(SLIDEDP_SOURCE_DIR) / "configs/hardware/cpu-2rank.yaml");
-  const std::filesystem::path path = folder_ / "plan.yaml";
+  const std::filesystem::path path = folder_ / name;
   std::ofstream(path) << to_yaml(file);
   return path;
 }
@@ -184,7 +185,7 @@ RunResult TinyTraining::run(const Plan& plan, const TrainSpec& train, int64_t st
       result.skipped.push_back(outcome.skipped);
       result.timelines.push_back(outcome.timeline);
     };
-    run_training(executor, graph, data, train, steps, hooks);
+    run_training(executor, graph, data, train, 0, steps, hooks);
     result.temporary_peak = backend_.temporary_peak();
     for (const auto& device : backend.devices) {
       result.device_peak = std::max(result.device_peak, device->memory().peak);

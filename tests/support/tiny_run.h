@@ -67,7 +67,8 @@ class TinyTraining {
   std::filesystem::path folder() const { return folder_; }  // removed at the end
   // The start of every run as a Hugging Face checkpoint, and a plan file for it; both in folder().
   std::filesystem::path write_checkpoint() const;
-  std::filesystem::path write_plan(const Plan& plan, const TrainSpec& train) const;
+  std::filesystem::path write_plan(const Plan& plan, const TrainSpec& train,
+                                   const std::string& name = "plan.yaml") const;
 
   // Changes the backend before the run, e.g. to inject faults.
   using Prepare = std::function<void(Backend&)>;
