@@ -5,16 +5,17 @@ PREFIX ?= /usr/local
 TEST_JOBS ?= 2
 SOURCES = $(shell find model planner profiler runtime tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help setup build test demo install format format-check clean
+.PHONY: help setup build test sanitize demo install format format-check clean
 
 help:
 	@echo "make demo             fine-tune a real model on two CPU ranks, with what that takes (about 15 minutes at first)"
-	@echo "make test             build and run all tests"
+	@echo "make test             build and run all tests, those of make sanitize first"
+	@echo "make sanitize         build and run what ThreadSanitizer, AddressSanitizer and UBSan look at (build-*san/)"
 	@echo "make setup            install Debian packages (root or sudo) and Python packages (.venv)"
 	@echo "make build            build the programs into $(BUILD)/"
 	@echo "make install PREFIX=  install the programs (now: $(PREFIX))"
 	@echo "make format           format the C++ sources; make format-check only looks"
-	@echo "make clean            remove $(BUILD)/ and the demo's files; .venv stays"
+	@echo "make clean            remove $(BUILD)/, build-*san/ and the demo's files; .venv stays"
 
 setup:
 	@tools/setup.sh
@@ -26,8 +27,12 @@ build: setup
 	  cmake -G Ninja -B $(BUILD) -S . $(CMAKE_ARGS); \
 	fi && cmake --build $(BUILD) && echo "build: done in $$(($$(date +%s) - started)) s"
 
-test: build
+test: build sanitize
 	@ctest --test-dir $(BUILD) -j $(TEST_JOBS) --output-on-failure --no-tests=error
+
+sanitize: setup
+	@tests/sanitize.sh tsan
+	@tests/sanitize.sh asan
 
 demo: build
 	@tests/demo/demo.sh $(BUILD) .demo
@@ -44,4 +49,4 @@ format-check:
 	@clang-format --dry-run -Werror $(SOURCES)
 
 clean:
-	rm -rf $(BUILD) .demo
+	rm -rf $(BUILD) build-tsan build-asan .demo
