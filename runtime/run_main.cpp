@@ -10,8 +10,8 @@
 #include <string>
 
 #include "model/base/format.h"
-#include "runtime/exec/run_session.h"
 #include "runtime/host/memory_limit.h"
+#include "runtime/run/run_session.h"
 
 namespace slidedp {
 namespace {
@@ -61,11 +61,14 @@ int run(int argc, char** argv) {
   CLI::App app{"Fine-tunes a Hugging Face checkpoint by a plan of slidedp-plan."};
   app.set_version_flag("--version", SLIDEDP_VERSION);
   RunOptions options;
-  app.add_option("--plan", options.plan, "plan.yaml, written by slidedp-plan")->required();
+  std::filesystem::path plan;
+  auto* one = app.add_option("--plan", plan, "plan.yaml, written by slidedp-plan");
+  auto* several = app.add_option("--plans", options.plans, "plans to follow one after another: FIRST.yaml,SECOND.yaml");
+  several->delimiter(',')->excludes(one);
   app.add_option("--model", options.model, "Hugging Face checkpoint directory")->required();
   app.add_option("--data", options.data, "packed data set, written by slidedp-data")->required();
   app.add_option("--out", options.out, "run directory: log, report and the trained model")->required();
-  app.add_option("--steps", options.steps, "steps to run, instead of the training spec's");
+  app.add_option("--steps", options.steps, "steps to run (by each plan), instead of the training spec's");
   std::string host_memory;
   app.add_option("--host-memory", host_memory,
                  "host memory that this run may use, such as 100GiB (default: what the system says is available)");
@@ -78,9 +81,11 @@ int run(int argc, char** argv) {
   app.add_flag("--overwrite", options.overwrite, "replace the results in an existing run directory");
   try {
     app.parse(argc, argv);
+    if (one->count() + several->count() == 0) throw CLI::RequiredError("--plan or --plans");
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : static_cast<int>(ExitCode::usage);
   }
+  if (one->count() > 0) options.plans = {plan};
   for (int i = 0; i < argc; ++i) options.command_line += (i == 0 ? "" : " ") + std::string(argv[i]);
   if (!host_memory.empty()) declare_host_memory(parse_bytes(host_memory, "--host-memory"));
   catch_signals();

@@ -33,9 +33,10 @@ struct Executor::RankLanes {
   std::array<Cursor, kDeviceLanes> cursors;
 };
 
-Executor::Executor(const StepGraph& graph, Backend& backend, HostState& state, UpdateOrder order)
+Executor::Executor(const StepGraph& graph, Backend& backend, HostState& state, ExecutorOptions options)
     : graph_(graph),
       backend_(backend),
+      options_(std::move(options)),
       memory_(graph, backend.devices, state),
       bodies_(graph, backend, state, memory_),
       pool_successors_(graph.tasks.size()),
@@ -68,7 +69,7 @@ Executor::Executor(const StepGraph& graph, Backend& backend, HostState& state, U
   const int others = graph_.ranks() * threads.compute_per_rank;
   pool_ = std::make_unique<UpdatePool>(
       threads.update, [this](std::exception_ptr error) { fail(std::move(error)); },
-      worker_cores(allowed_cores(), threads.update, others), order);
+      worker_cores(allowed_cores(), threads.update, others), options_.update_order);
   try {
     for (int rank = 0; rank < graph_.ranks(); ++rank) {
       issuers_.emplace_back([this, rank] { issue_loop(rank); });
@@ -263,6 +264,7 @@ void Executor::submit_to_pool(Execution& current, TaskId id) {
   pool_->submit(current.sequence, task.need, [this, &current, &task, id](int) {
     TaskRecord& times = current.times[static_cast<size_t>(id)];
     times.start_s = process_seconds();
+    if (options_.before_pool_task) options_.before_pool_task(task);
     if ((task.phases & phase_bit(current.context.phase)) != 0) bodies_.run(id, current.context);
     times.end_s = process_seconds();
     finish(current.sequence, id);

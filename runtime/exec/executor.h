@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -24,10 +25,19 @@
 
 namespace slidedp {
 
+// Called on a worker before each task of the pool; may take its time and may throw, as a task may. So that tests can
+// disturb the pool as they can disturb a backend, which is all interfaces.
+using PoolHook = std::function<void(const Task&)>;
+
+struct ExecutorOptions {
+  UpdateOrder update_order = UpdateOrder::need;
+  PoolHook before_pool_task = {};
+};
+
 class Executor {
  public:
   // Allocates the graph's buffers. Graph, backend and state must outlive it.
-  Executor(const StepGraph& graph, Backend& backend, HostState& state, UpdateOrder order = UpdateOrder::need);
+  Executor(const StepGraph& graph, Backend& backend, HostState& state, ExecutorOptions options = {});
   ~Executor();  // stops what runs
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
@@ -74,6 +84,7 @@ class Executor {
 
   const StepGraph& graph_;
   Backend& backend_;
+  const ExecutorOptions options_;
   GraphMemory memory_;
   TaskBodies bodies_;
   // For each task, the pool tasks that wait for it: in its own step and in the next.

@@ -47,12 +47,12 @@ void check_targets(const PackedDataset& data, const TrainSpec& train, int64_t st
 }
 
 int64_t run_training(Executor& executor, const StepGraph& graph, const PackedDataset& data, const TrainSpec& train,
-                     int64_t steps, const TrainingHooks& hooks) {
+                     int64_t first_step, int64_t steps, const TrainingHooks& hooks) {
   int64_t submitted = 0, finished = 0;
   const auto more = [&] { return submitted < steps && hooks.stop() == StopRequest::none; };
   while (more() || finished < submitted) {
     while (executor.in_flight() < 2 && more()) {
-      executor.submit(next_input(executor, graph, data, train, submitted));
+      executor.submit(next_input(executor, graph, data, train, first_step + submitted));
       ++submitted;
     }
     const StepOutcome outcome = collect(executor, hooks);

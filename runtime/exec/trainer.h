@@ -23,9 +23,9 @@ struct TrainingHooks {
 // Throws Error if any of the first `steps` steps has no target token.
 void check_targets(const PackedDataset& data, const TrainSpec& train, int64_t steps);
 
-// Runs up to `steps` steps and the flush, after which the host state's weights are those of the last finished step.
-// Returns the number of finished steps. Throws the executor's first failure.
+// Runs up to `steps` steps, numbered from `first_step` on, and the flush, after which the host state's weights are
+// those of the last finished step. Returns the number of finished steps. Throws the executor's first failure.
 int64_t run_training(Executor& executor, const StepGraph& graph, const PackedDataset& data, const TrainSpec& train,
-                     int64_t steps, const TrainingHooks& hooks);
+                     int64_t first_step, int64_t steps, const TrainingHooks& hooks);
 
 }  // namespace slidedp

@@ -83,7 +83,7 @@ std::vector<StepOutcome> train(const Options& options, const ModelSpec& model, H
   std::vector<StepOutcome> outcomes;
   TrainingHooks hooks;
   hooks.on_step = [&](const StepOutcome& outcome) { outcomes.push_back(outcome); };
-  run_training(executor, graph, data, options.train, steps, hooks);
+  run_training(executor, graph, data, options.train, 0, steps, hooks);
   return outcomes;
 }
 

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import shutil
 import signal
 import sqlite3
@@ -97,6 +98,52 @@ def test_the_order_of_updates_changes_no_bit(work):
     assert unknown.returncode == 2 and "random" in unknown.stderr
 
 
+def run_plans(work, plans, *arguments):
+    names = ",".join(str(work / plan) for plan in plans)
+    return call("slidedp-run", "--plans", names, *run_arguments(work, *arguments)[2:])
+
+
+# The second plan differs in what must not change a bit.
+def other_plan(work, **changes):
+    text = (work / "plan.yaml").read_text()
+    for key, value in {"chunk_elements": 640, "layer_slots": 3, "update": "split", **changes}.items():
+        text, found = re.subn(rf"^( *{key}): .*$", rf"\g<1>: {value}", text, flags=re.MULTILINE)
+        assert found == 1, key
+    (work / "other.yaml").write_text(text)
+
+
+def test_plans_one_after_another_train_as_one_plan_does(work):
+    other_plan(work)
+    assert "update: split" not in (work / "plan.yaml").read_text()
+    assert run(work, "--steps", 6).returncode == 0
+    alone = (work / "run" / "hf" / "model.safetensors").read_bytes()
+    done = run_plans(work, ["plan.yaml", "other.yaml", "plan.yaml"], "--steps", 2, "--overwrite")
+    assert done.returncode == 0, done.stderr
+    assert (work / "run" / "hf" / "model.safetensors").read_bytes() == alone
+    results = {path.name for path in (work / "run").iterdir() if path.suffix in (".db", ".md")}
+    assert results == {f"{stem}-{number}.{suffix}" for stem, suffix in (("run", "db"), ("report", "md"))
+                       for number in (1, 2, 3)}
+    for number in (1, 2, 3):
+        with sqlite3.connect(work / "run" / f"run-{number}.db") as connection:
+            assert connection.execute("SELECT status, error FROM runs").fetchall() == [("ok", None)]
+            steps = connection.execute("SELECT step FROM steps ORDER BY step").fetchall()
+            assert steps == [(2 * number - 2,), (2 * number - 1,)]
+
+
+def test_plans_that_do_not_belong_together_are_refused(work):
+    other_plan(work, learning_rate=0.002)
+    assert_refused(run_plans(work, ["plan.yaml", "other.yaml"]), "other.yaml", "learning_rate: 0.002",
+                   "learning_rate: 0.001", "--train")
+    assert_refused(run_plans(work, ["plan.yaml", "none.yaml"]), "none.yaml")
+    other_plan(work, chunk_elements=0)
+    assert_refused(run_plans(work, ["plan.yaml", "other.yaml"]), "other.yaml", "chunk_elements")
+    other_plan(work, model="llama-1x1-00000000")
+    assert_refused(run_plans(work, ["plan.yaml", "other.yaml"]), "other.yaml", "llama-1x1-00000000")
+    both = call("slidedp-run", "--plans", work / "plan.yaml", *run_arguments(work))
+    assert both.returncode == 2 and "--plans" in both.stderr
+    assert not (work / "run").exists()
+
+
 # Prints one step a line; so many steps that only a signal ends it.
 def start(work):
     command = [BUILD / "slidedp-run", *map(str, run_arguments(work, "--steps", 1000000))]
@@ -134,7 +181,7 @@ def test_a_second_interrupt_stops_at_once(work):
 
 def test_bad_input_is_one_line(work):
     usage = call("slidedp-run", *run_arguments(work)[2:])
-    assert usage.returncode == 2 and "--plan is required" in usage.stderr
+    assert usage.returncode == 2 and "--plan or --plans is required" in usage.stderr
     (work / "plan.yaml").rename(work / "kept.yaml")
     assert_refused(run(work), "plan.yaml")
     text = (work / "kept.yaml").read_text()

@@ -9,31 +9,12 @@
 #include <random>
 
 #include "model/graph/step_graph.h"
-#include "runtime/exec/executor.h"
-#include "runtime/exec/trainer.h"
 #include "runtime/io/safetensors.h"
 
 namespace slidedp::testing {
 namespace {
 
 constexpr int64_t kRows = 8, kSeq = 16;
-
-ModelSpec tiny_model(bool tied) {
-  ModelSpec model;
-  model.name = "tiny";
-  model.family = ModelFamily::qwen3;
-  model.hidden = 40;
-  model.intermediate = 56;
-  model.layers = 4;
-  model.heads = 4;
-  model.kv_heads = 2;
-  model.head_dim = 12;
-  model.vocabulary = 97;
-  model.max_position = 64;
-  model.tied = tied;
-  model.qk_norm = true;
-  return model;
-}
 
 // Rows of two documents and padding; some targets are ignored.
 void write_data(const std::filesystem::path& file, int64_t vocabulary) {
@@ -85,7 +66,8 @@ double relative_difference(const std::vector<float>& a, const std::vector<float>
   return std::sqrt(norm == 0 ? difference : difference / norm);
 }
 
-TinyTraining::TinyTraining(bool tied) : model_(tiny_model(tied)), layout_(make_layout(model_)) {
+TinyTraining::TinyTraining(ModelSpec model, TinyBackend backend)
+    : model_(std::move(model)), layout_(make_layout(model_)), backend_(std::move(backend)) {
   std::string pattern = (std::filesystem::temp_directory_path() / "slidedp-XXXXXX").string();
   if (mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
   folder_ = pattern;
@@ -155,12 +137,13 @@ std::filesystem::path TinyTraining::write_checkpoint() const {
   return folder;
 }
 
-std::filesystem::path TinyTraining::write_plan(const Plan& plan, const TrainSpec& train) const {
+std::filesystem::path TinyTraining::write_plan(const Plan& plan, const TrainSpec& train,
+                                               const std::string& name) const {
   PlanFile file;
   file.plan = plan;
   file.train = train;
   file.hardware = load_hardware_spec(std::filesystem::path(SLIDEDP_SOURCE_DIR) / "configs/hardware/cpu-2rank.yaml");
-  const std::filesystem::path path = folder_ / "plan.yaml";
+  const std::filesystem::path path = folder_ / name;
   std::ofstream(path) << to_yaml(file);
   return path;
 }
@@ -180,27 +163,29 @@ void TinyTraining::initialise(HostState& state) const {
   }
 }
 
-RunResult TinyTraining::run(const Plan& plan, const TrainSpec& train, int64_t steps, const Prepare& prepare) const {
+RunResult TinyTraining::run(const Plan& plan, const TrainSpec& train, int64_t steps, const Prepare& prepare,
+                            const PoolHook& before_pool_task, const std::function<StopRequest()>& stop) const {
   validate_plan(plan, model_, train);
   const StepGraph graph = build_step_graph(model_, train, plan);
   const PackedDataset data(this->data(), model_, plan.seq);
   HostState state(layout_);
   initialise(state);
-  Backend backend = make_backend(model_, layout_, plan, 0);
+  Backend backend = backend_.make(model_, layout_, plan);
   if (prepare) prepare(backend);
   RunResult result;
-  reset_temporary_peak("cpu");
+  backend_.reset_temporary_peak();
   {
-    Executor executor(graph, backend, state);
+    Executor executor(graph, backend, state, {.before_pool_task = before_pool_task});
     TrainingHooks hooks;
+    hooks.stop = stop;
     hooks.on_step = [&](const StepOutcome& outcome) {
       result.losses.push_back(outcome.loss);
       result.gradient_norms.push_back(outcome.gradient_norm);
       result.skipped.push_back(outcome.skipped);
       result.timelines.push_back(outcome.timeline);
     };
-    run_training(executor, graph, data, train, steps, hooks);
-    result.temporary_peak = temporary_memory("cpu").peak;
+    run_training(executor, graph, data, train, 0, steps, hooks);
+    result.temporary_peak = backend_.temporary_peak();
     for (const auto& device : backend.devices) {
       result.device_peak = std::max(result.device_peak, device->memory().peak);
       if (const auto* cpu = dynamic_cast<const CpuDevice*>(device.get())) {

@@ -11,7 +11,9 @@
 #include "model/spec/train_spec.h"
 #include "runtime/device/backends.h"
 #include "runtime/device/cpu/cpu_device.h"
+#include "runtime/exec/executor.h"
 #include "runtime/exec/step_io.h"
+#include "runtime/exec/trainer.h"
 #include "runtime/host/host_state.h"
 
 namespace slidedp::testing {
@@ -38,9 +40,18 @@ struct RunResult {
 // |a - b| / |b| in the 2-norm; |a| if b is zero.
 double relative_difference(const std::vector<float>& a, const std::vector<float>& b);
 
+// Where a training runs.
+struct TinyBackend {
+  std::function<Backend(const ModelSpec&, const ModelLayout&, const Plan&)> make;
+  std::function<void()> reset_temporary_peak = [] {};
+  std::function<int64_t()> temporary_peak = [] { return int64_t{0}; };
+};
+
 class TinyTraining {
  public:
-  // 4 layers, grouped KV heads, dims that are no multiples of 64; tied or not.
+  TinyTraining(ModelSpec model, TinyBackend backend);
+  // On the CPU backend with ATen (library slidedp_tiny_aten). 4 layers, grouped KV heads, dims that are no multiples of
+  // 64; tied or not.
   explicit TinyTraining(bool tied);
   ~TinyTraining();
   TinyTraining(const TinyTraining&) = delete;
@@ -56,11 +67,15 @@ class TinyTraining {
   std::filesystem::path folder() const { return folder_; }  // removed at the end
   // The start of every run as a Hugging Face checkpoint, and a plan file for it; both in folder().
   std::filesystem::path write_checkpoint() const;
-  std::filesystem::path write_plan(const Plan& plan, const TrainSpec& train) const;
+  std::filesystem::path write_plan(const Plan& plan, const TrainSpec& train,
+                                   const std::string& name = "plan.yaml") const;
 
   // Changes the backend before the run, e.g. to inject faults.
   using Prepare = std::function<void(Backend&)>;
-  RunResult run(const Plan& plan, const TrainSpec& train, int64_t steps, const Prepare& prepare = {}) const;
+  RunResult run(
+      const Plan& plan, const TrainSpec& train, int64_t steps, const Prepare& prepare = {},
+      const PoolHook& before_pool_task = {},
+      const std::function<StopRequest()>& stop = [] { return StopRequest::none; }) const;
   // run() for one step, with first_gradients filled.
   RunResult first_step(const Plan& plan, const TrainSpec& train) const;
 
@@ -68,6 +83,7 @@ class TinyTraining {
   void initialise(HostState& state) const;
   ModelSpec model_;
   ModelLayout layout_;
+  TinyBackend backend_;
   std::filesystem::path folder_;
 };
 

@@ -1,8 +1,12 @@
-// One run of slidedp-run: from a plan, a checkpoint and a data set to a run directory.
+// One run of slidedp-run: from plans, a checkpoint and a data set to a run directory.
 //
 //   RUN_DIR/run.db     SQLite log (runtime/log/run_log.h)
 //   RUN_DIR/report.md  predicted and measured time by task kind, memory
 //   RUN_DIR/hf         the trained model as a Hugging Face checkpoint
+//
+// Several plans are followed one after another on one training state: each takes over weights, moments, step count and
+// data position where the one before left them, after its flush. Each has its own log and report: run-1.db, report-1.md
+// and so on. They share the training spec, all but its steps.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +16,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "model/base/error.h"
 #include "runtime/exec/trainer.h"
@@ -21,8 +26,9 @@
 namespace slidedp {
 
 struct RunOptions {
-  std::filesystem::path plan, model, data, out;
-  std::optional<int64_t> steps;  // overrides the training spec's
+  std::vector<std::filesystem::path> plans;  // at least one
+  std::filesystem::path model, data, out;
+  std::optional<int64_t> steps;  // of each plan, instead of its training spec's
   bool overwrite = false;        // replace the results in an existing RUN_DIR
   UpdateOrder update_order = UpdateOrder::need;
   std::string command_line;

@@ -1,4 +1,4 @@
-#include "runtime/exec/run_report.h"
+#include "runtime/run/run_report.h"
 
 #include <algorithm>
 #include <array>

@@ -1,5 +1,5 @@
 // A run from files to files: what it writes, what it refuses, and that nothing is left half-written.
-#include "runtime/exec/run_session.h"
+#include "runtime/run/run_session.h"
 
 #include <SQLiteCpp/SQLiteCpp.h>
 #include <gmock/gmock.h>
@@ -54,7 +54,7 @@ class RunSession : public ::testing::Test {
  protected:
   RunSession() {
     options_.model = training_.write_checkpoint();
-    options_.plan = training_.write_plan(training_.plan(2, 1), training_.train());
+    options_.plans = {training_.write_plan(training_.plan(2, 1), training_.train())};
     options_.data = training_.data();
     options_.out = training_.folder() / "run";
   }
@@ -77,13 +77,42 @@ class RunSession : public ::testing::Test {
     return !fs::exists(partial_directory(options_.out / "hf")) &&
            !fs::exists(replaced_directory(options_.out / "hf")) && !fs::exists(options_.out / "report.md.partial");
   }
-  std::string status() const {
-    SQLite::Database log((options_.out / "run.db").string());
+  std::string status(const char* file = "run.db") const {
+    SQLite::Database log((options_.out / file).string());
     return log.execAndGet("SELECT status FROM runs").getString();
   }
   void load_again() const {
     HostState state(make_layout(training_.model()));
     load_hf_checkpoint(options_.out / "hf", state, 1);
+  }
+  // Weights in layout order, as bf16 bits, without the gaps between tensors.
+  std::vector<uint16_t> exported() const {
+    const SafetensorsFile file(options_.out / "hf" / "model.safetensors");
+    std::vector<uint16_t> weights;
+    for (const UnitLayout& unit : make_layout(training_.model()).units) {
+      for (const TensorLayout& tensor : unit.tensors) {
+        const auto data = file.find(tensor.name)->data;
+        weights.resize(weights.size() + data.size() / 2);
+        std::memcpy(weights.data() + weights.size() - data.size() / 2, data.data(), data.size());
+      }
+    }
+    return weights;
+  }
+  // What one eager plan on two ranks trains.
+  std::vector<uint16_t> weights_after(int64_t steps, Reduction reduction) const {
+    Plan plan = training_.plan(2, 1);
+    plan.reduction = reduction;
+    const RunResult direct = training_.run(plan, training_.train(), steps);
+    std::vector<uint16_t> weights;
+    int64_t begin = 0;
+    for (const UnitLayout& unit : make_layout(training_.model()).units) {
+      for (const TensorLayout& tensor : unit.tensors) {
+        const auto first = direct.state.hi.begin() + begin + tensor.offset;
+        weights.insert(weights.end(), first, first + tensor.elements);
+      }
+      begin += unit.elements;
+    }
+    return weights;
   }
   int steps_printed() const {
     int count = 0;
@@ -126,7 +155,7 @@ TEST_F(RunSession, DeferredExportsTheFlushedWeights) {
   options_.out = training_.folder() / "eager";
   ASSERT_EQ(run(), ExitCode::ok);
   plan.update = UpdatePolicy::deferred;
-  options_.plan = training_.write_plan(plan, training_.train());
+  options_.plans = {training_.write_plan(plan, training_.train())};
   options_.out = training_.folder() / "deferred";
   ASSERT_EQ(run(), ExitCode::ok);
   const auto bytes = [&](const char* run) {
@@ -134,6 +163,81 @@ TEST_F(RunSession, DeferredExportsTheFlushedWeights) {
     return std::string(std::istreambuf_iterator<char>(in), {});
   };
   EXPECT_EQ(bytes("eager"), bytes("deferred"));
+}
+
+// Everything in which exact plans may differ, changed in the middle of a training: same bits as one plan all the way.
+TEST_F(RunSession, PlansOneAfterAnotherTrainAsOnePlanDoes) {
+  TrainSpec train = training_.train();
+  train.steps = 2;
+  Plan plan = training_.plan(2, 1);
+  plan.reduction = Reduction::gpu;
+  options_.plans = {training_.write_plan(plan, train, "1.yaml")};
+  plan.delivery = Delivery::sharded;
+  plan.update = UpdatePolicy::split;
+  plan.chunk_elements = 1000;
+  plan.activation.assign(plan.activation.size(), ActivationPolicy::recompute);
+  options_.plans.push_back(training_.write_plan(plan, train, "2.yaml"));
+  train.steps = 3;
+  plan.delivery = Delivery::broadcast;
+  plan.update = UpdatePolicy::deferred;
+  plan.threads.update = 2;
+  options_.plans.push_back(training_.write_plan(plan, train, "3.yaml"));
+  ASSERT_EQ(run(), ExitCode::ok);
+  EXPECT_THAT(lines_, HasSubstr("plan 2 of 3: " + options_.plans[1].string() + ", steps 3 to 4"));
+  EXPECT_THAT(lines_, HasSubstr("exported the model after step 7"));
+  const std::vector<std::string> steps{"0,1", "2,3", "4,5,6"};
+  for (size_t i = 0; i < 3; ++i) {
+    const std::string number = std::to_string(i + 1);
+    const SQLite::Database log((options_.out / ("run-" + number + ".db")).string());
+    SQLite::Statement row(log, "SELECT status, group_concat(step), (SELECT yaml FROM plan) FROM runs, steps");
+    ASSERT_TRUE(row.executeStep());
+    EXPECT_EQ(row.getColumn(0).getString(), "ok");
+    EXPECT_EQ(row.getColumn(1).getString(), steps[i]);
+    EXPECT_THAT(row.getColumn(2).getString(), HasSubstr(i == 1 ? "update: split" : i == 0 ? "eager" : "deferred"));
+    EXPECT_TRUE(fs::exists(options_.out / ("report-" + number + ".md")));
+  }
+  EXPECT_FALSE(fs::exists(options_.out / "run.db"));
+  EXPECT_EQ(exported(), weights_after(7, Reduction::gpu));
+  // Results of three plans leave nothing behind when one plan replaces them.
+  options_.plans.resize(1);
+  options_.overwrite = true;
+  ASSERT_EQ(run(), ExitCode::ok);
+  EXPECT_EQ(exported(), weights_after(2, Reduction::gpu));
+  EXPECT_FALSE(fs::exists(options_.out / "run-1.db"));
+  EXPECT_FALSE(fs::exists(options_.out / "report-3.md"));
+}
+
+TEST_F(RunSession, StepsAreThoseOfEachPlan) {
+  options_.plans.push_back(options_.plans.front());
+  options_.steps = 3;
+  ASSERT_EQ(run(), ExitCode::ok);
+  EXPECT_EQ(exported(), weights_after(6, Reduction::cpu));
+}
+
+TEST_F(RunSession, AnInterruptInAnEarlierPlanStartsNoLaterOne) {
+  options_.plans.push_back(options_.plans.front());
+  options_.steps = 1000;
+  stop_ = [this] { return lines_.find("step 1/") != std::string::npos ? StopRequest::finish_step : StopRequest::none; };
+  EXPECT_EQ(run(), ExitCode::interrupted);
+  EXPECT_EQ(status("run-1.db"), "interrupted");
+  EXPECT_FALSE(fs::exists(options_.out / "run-2.db"));
+  EXPECT_TRUE(fs::exists(options_.out / "hf" / "model.safetensors"));
+}
+
+// Before anything is loaded or written.
+TEST_F(RunSession, RefusesPlansThatDoNotBelongTogether) {
+  TrainSpec train = training_.train();
+  train.adam.learning_rate = 2e-4;
+  options_.plans.push_back(training_.write_plan(training_.plan(2, 1), train, "other.yaml"));
+  EXPECT_THAT(error(), ::testing::AllOf(HasSubstr("other.yaml"), HasSubstr("plan.yaml"),
+                                        HasSubstr("learning_rate: 0.0002"), HasSubstr("learning_rate: 0.0001")));
+  const TinyTraining untied(false);
+  options_.plans.back() = untied.write_plan(untied.plan(2, 1), untied.train(), "untied.yaml");
+  EXPECT_THAT(error(), ::testing::AllOf(HasSubstr("untied.yaml"), HasSubstr("was made for")));
+  options_.plans.back().clear();
+  EXPECT_THAT(error(), HasSubstr("--plans"));
+  EXPECT_THAT(lines_, ::testing::Not(HasSubstr("loaded")));
+  EXPECT_FALSE(fs::exists(options_.out));
 }
 
 TEST_F(RunSession, RefusesAnExistingRunDirectoryUnlessToldTo) {
@@ -159,7 +263,7 @@ TEST_F(RunSession, EndsWhenEveryStepIsSkipped) {
   train.max_grad_norm = 1;
   Plan plan = training_.plan(2, 1);
   plan.update = UpdatePolicy::deferred;
-  options_.plan = training_.write_plan(plan, train);
+  options_.plans = {training_.write_plan(plan, train)};
   options_.steps = 1000;
   EXPECT_THAT(error(), HasSubstr("not finite"));
   EXPECT_EQ(status(), "failed");
@@ -255,12 +359,12 @@ TEST_F(RunSession, TwoRunsDoNotShareADirectory) {
 TEST_F(RunSession, RefusesAPlanThatDoesNotFitItsBudget) {
   std::string plan;
   {
-    std::ifstream in(options_.plan);
+    std::ifstream in(options_.plans.front());
     plan.assign(std::istreambuf_iterator<char>(in), {});
   }
   const size_t at = plan.find("memory_bytes:");
   plan.replace(at, plan.find('\n', at) - at, "memory_bytes: 65536");
-  std::ofstream(options_.plan) << plan;
+  std::ofstream(options_.plans.front()) << plan;
   EXPECT_THAT(error(), HasSubstr("device memory"));
 }
 
@@ -273,7 +377,7 @@ TEST_F(RunSession, RefusesAPlanForAnotherModelBeforeItWritesAnything) {
 
 TEST_F(RunSession, NamesMissingFiles) {
   const RunOptions good = options_;
-  options_.plan = training_.folder() / "no-plan.yaml";
+  options_.plans = {training_.folder() / "no-plan.yaml"};
   EXPECT_THAT(error(), HasSubstr("no-plan.yaml"));
   options_ = good;
   options_.model = training_.folder() / "no-model";

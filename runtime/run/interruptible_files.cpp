@@ -1,4 +1,4 @@
-#include "runtime/exec/run_session.h"
+#include "runtime/run/run_session.h"
 
 namespace slidedp {
 namespace {
