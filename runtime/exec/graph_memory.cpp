@@ -36,7 +36,7 @@ GraphMemory::GraphMemory(const StepGraph& graph, const std::vector<std::unique_p
   for (const Buffer& buffer : graph.buffers) {
     if (buffer.on_host() && !is_state(buffer)) host_bytes += Arena::footprint(buffer.bytes);
   }
-  arena_ = Arena(host_bytes, "gradient landing buffers and step data");
+  arena_ = Arena(host_bytes, "gradient landing buffers, offloaded activations and step data");
   for (const Buffer& buffer : graph.buffers) {
     if (!buffer.on_host()) {
       device_memory_.push_back(devices[static_cast<size_t>(buffer.rank)]->allocate(buffer.bytes, buffer.name));

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "model/spec/layout.h"
+#include "model/spec/model_spec.h"
 #include "model/spec/plan.h"
 
 namespace slidedp::testing {
@@ -68,6 +69,13 @@ inline Traffic unit_traffic(const Plan& plan, int64_t elements, int64_t deliveri
     *bytes *= elements;
   }
   return traffic;
+}
+
+// Read by act_h2d, and as much again written by act_d2h, over all ranks: the input of every layer that offloads, for
+// every token of the step.
+inline int64_t offloaded_bytes(const ModelSpec& model, const Plan& plan) {
+  const auto layers = std::ranges::count(plan.activation, ActivationPolicy::offload);
+  return layers * plan.batch_rows() * plan.seq * model.hidden * size_of(plan.compute);
 }
 
 inline Traffic step_traffic(const ModelLayout& layout, const Plan& plan) {

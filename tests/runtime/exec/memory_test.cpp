@@ -12,8 +12,8 @@ TEST(Memory, MeasuredPeaksStayWithinThePlan) {
   for (const bool tied : {true, false}) {
     const TinyTraining training(tied);
     for (const int ranks : {1, 2, 4}) {
-      for (const ActivationPolicy policy :
-           {ActivationPolicy::keep, ActivationPolicy::selective, ActivationPolicy::recompute}) {
+      for (const ActivationPolicy policy : {ActivationPolicy::keep, ActivationPolicy::selective,
+                                            ActivationPolicy::recompute, ActivationPolicy::offload}) {
         for (const UpdatePolicy update : {UpdatePolicy::eager, UpdatePolicy::deferred}) {
           Plan plan = training.plan(ranks, 2);
           if (ranks > 1) {
