@@ -74,6 +74,21 @@ bool any_fits(const SearchProblem& problem, const Budgets& budgets) {
   });
 }
 
+// The least host memory with which some combination fits the GPU budget because its layers offload.
+std::optional<int64_t> host_bytes_to_offload(const SearchProblem& problem, const Budgets& budgets) {
+  if (problem.pins.activation) return std::nullopt;
+  std::optional<int64_t> least;
+  for (const Demand& demand : smallest_demands(problem)) {
+    const size_t last = demand.memory.head_chunks().size() - 1;
+    const ActivationCounts recompute{.recompute = problem.layout.layers};
+    const auto counts = demand.memory.offloading(recompute, last, budgets.device_bytes);
+    if (!counts) continue;
+    const int64_t bytes = demand.memory.host_bytes(*counts);
+    if (!least || bytes < *least) least = bytes;
+  }
+  return least;
+}
+
 bool fits_with(const SearchProblem& problem, const TrainSpec& train, const Pins& pins, const Budgets& budgets) {
   try {
     return any_fits(SearchProblem(problem.model, train, problem.hardware, pins), budgets);
@@ -93,7 +108,7 @@ std::optional<int64_t> largest_that_fits(const SearchProblem& problem, const Pin
   return std::nullopt;
 }
 
-// Changes that would fit without more memory, each checked; the cheapest first.
+// Changes that would fit without more GPU memory, each checked; the cheapest first.
 std::vector<std::string> ways_out(const SearchProblem& problem, const Budgets& budgets, const Pins& pins) {
   std::vector<std::string> ways;
   for (const auto& [field, value] : pins) {
@@ -101,6 +116,9 @@ std::vector<std::string> ways_out(const SearchProblem& problem, const Budgets& b
     others.erase(field);
     if (fits_with(problem, problem.train, others, budgets))
       ways.push_back(fmt::format("drop --pin {}={}", field, value));
+  }
+  if (const auto host = host_bytes_to_offload(problem, budgets); host && *host > budgets.host_bytes) {
+    ways.push_back(fmt::format("offload activations to more host memory (--host-memory {}MiB)", ceil_div(*host, kMiB)));
   }
   if (problem.train.max_grad_norm > 0) {
     TrainSpec unclipped = problem.train;

@@ -281,6 +281,7 @@ class Search {
   // longest it can be free, and then it saves memory. So activations that cost more and need less are tried for the
   // winner, in growing steps, while the bound allows it: more extra compute first, then more layers offloaded.
   void refine_winner() {
+    if (problem_.pins.activation) return;
     Solved& winner = *std::ranges::min_element(solved_, {}, [&](Solved& solved) { return key(best_of(solved)); });
     Combination combination = winner.candidates.front().plan;
     const ActivationCounts first = activation_counts(combination);
@@ -289,7 +290,7 @@ class Search {
     const CombinationMemory memory(problem_, combination);
     int64_t least = winner.candidates.front().device_bytes;
     const int64_t pruned = result_.pruned_by_bound;
-    // Whether to go on.
+    // Prices a plan that fits and needs less than the last; returns whether it is one.
     const auto attempt = [&](ActivationCounts counts) {
       const auto fitted = largest_head_chunk(combination, memory, counts);
       if (!fitted || fitted->device_bytes >= least) return false;

@@ -13,9 +13,9 @@ class Declarer {
   Declarer(StepGraph& graph, const ModelSpec& model) : graph_(graph), plan_(graph.plan), model_(model) {}
 
   BufferTable declare(int ranks) {
+    place_in_ring();
     declare_state();
     declare_landing();
-    place_in_ring();
     for (int rank = 0; rank < ranks; ++rank) {
       table_.ranks.emplace_back();
       declare_slots(rank);

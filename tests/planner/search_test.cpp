@@ -438,6 +438,23 @@ TEST(NothingFits, NamesBothBudgets) {
   EXPECT_NO_THROW(run(c));
 }
 
+TEST(NothingFits, OffersHostMemoryForOffload) {
+  Case c = fixed_case();
+  c.train.seq = 4096;  // layer inputs of some MiB
+  const std::vector<Priced> all = price_all(c);
+  // What the smallest plan needs on either side, but these are two plans.
+  c.budgets.device_bytes = std::ranges::min(all, {}, &Priced::device_bytes).device_bytes;
+  c.budgets.host_bytes = std::ranges::min(all, {}, &Priced::host_bytes).host_bytes;
+  const std::string message = nothing_fits(c);
+  EXPECT_THAT(message, testing::HasSubstr("of GPU memory per rank: "));
+  const int64_t mib = advised(message, "offload activations to more host memory (--host-memory ");
+  ASSERT_GT(mib << 20, c.budgets.host_bytes);
+  c.budgets.host_bytes = mib << 20;
+  EXPECT_NO_THROW(run(c));
+  c.budgets.host_bytes = (mib - 1) << 20;
+  EXPECT_NE(nothing_fits(c), "");
+}
+
 TEST(NothingFits, OffersChangesThatFit) {
   Case c = fixed_case();
   const int64_t least = std::ranges::min(price_all(c), {}, &Priced::device_bytes).device_bytes;
