@@ -14,13 +14,19 @@ namespace {
 
 constexpr int64_t kMiB = 1 << 20;
 
+// The smallest plans of a combination: the activation and the head chunk that need the least device memory. How much
+// they can do without depends on the host memory that offloading may take.
 struct Demand {
-  Plan plan;
-  int64_t device_bytes = 0, host_bytes = 0;
+  Combination combination;
+  CombinationMemory memory;
+  // On the device with so much host memory; without offload if that is too little for the rest.
+  int64_t device_bytes(int64_t host_bytes) const {
+    return memory.device_bytes(memory.smallest(host_bytes), memory.head_chunks().size() - 1);
+  }
+  int64_t least_host_bytes() const { return memory.host_bytes({}); }
 };
 
-// The smallest plan of every combination: the activation and the head chunk that need the least. Device
-// memory never falls with a larger chunk or more slots, so only the smallest are looked at.
+// Device memory never falls with a larger chunk or more slots, so only the smallest are looked at.
 std::vector<Demand> smallest_demands(const SearchProblem& problem) {
   std::vector<Demand> demands;
   std::vector<Combination> seen;
@@ -35,34 +41,52 @@ std::vector<Demand> smallest_demands(const SearchProblem& problem) {
     if (alike.update == UpdatePolicy::split) alike.update = UpdatePolicy::deferred;
     if (std::ranges::find(seen, alike) != seen.end()) continue;
     seen.push_back(alike);
-    const CombinationMemory memory(problem, combination);
-    const size_t last = memory.head_chunks().size() - 1;
-    Demand demand{complete(problem, combination, memory.smallest(), memory.head_chunks()[last])};
-    demand.device_bytes = memory.device_bytes(memory.smallest(), last);
-    demand.host_bytes = memory.host_bytes();
-    demands.push_back(std::move(demand));
+    demands.push_back({combination, CombinationMemory(problem, combination)});
   }
   return demands;
 }
 
+struct Needed {
+  Plan plan;
+  int64_t device_bytes = 0, host_bytes = 0;
+};
+
 // The budgets that would do: host memory is raised to the smallest host demand at most, then GPU memory to the smallest
 // demand of the plans that this host memory holds.
-Demand needed(const std::vector<Demand>& demands, const Budgets& budgets) {
+Needed needed(const SearchProblem& problem, const std::vector<Demand>& demands, const Budgets& budgets) {
   int64_t host = std::numeric_limits<int64_t>::max();
-  for (const Demand& demand : demands) host = std::min(host, demand.host_bytes);
+  for (const Demand& demand : demands) host = std::min(host, demand.least_host_bytes());
   host = std::max(host, budgets.host_bytes);
   const Demand* best = nullptr;
   for (const Demand& demand : demands) {
-    if (demand.host_bytes > host) continue;
-    if (best == nullptr || demand.device_bytes < best->device_bytes) best = &demand;
+    if (demand.least_host_bytes() > host) continue;
+    if (best == nullptr || demand.device_bytes(host) < best->device_bytes(host)) best = &demand;
   }
-  return *best;
+  const ActivationCounts counts = best->memory.smallest(host);
+  return {complete(problem, best->combination, counts, best->memory.head_chunks().back()), best->device_bytes(host),
+          best->memory.host_bytes(counts)};
 }
 
 bool any_fits(const SearchProblem& problem, const Budgets& budgets) {
   const std::vector<Demand> demands = smallest_demands(problem);
-  return std::any_of(demands.begin(), demands.end(),
-                     [&](const Demand& demand) { return fits(demand.device_bytes, demand.host_bytes, budgets); });
+  return std::any_of(demands.begin(), demands.end(), [&](const Demand& demand) {
+    return fits(demand.device_bytes(budgets.host_bytes), demand.least_host_bytes(), budgets);
+  });
+}
+
+// The least host memory with which some combination fits the GPU budget because its layers offload.
+std::optional<int64_t> host_bytes_to_offload(const SearchProblem& problem, const Budgets& budgets) {
+  if (problem.pins.activation) return std::nullopt;
+  std::optional<int64_t> least;
+  for (const Demand& demand : smallest_demands(problem)) {
+    const size_t last = demand.memory.head_chunks().size() - 1;
+    const ActivationCounts recompute{.recompute = problem.layout.layers};
+    const auto counts = demand.memory.offloading(recompute, last, budgets.device_bytes);
+    if (!counts) continue;
+    const int64_t bytes = demand.memory.host_bytes(*counts);
+    if (!least || bytes < *least) least = bytes;
+  }
+  return least;
 }
 
 bool fits_with(const SearchProblem& problem, const TrainSpec& train, const Pins& pins, const Budgets& budgets) {
@@ -84,7 +108,7 @@ std::optional<int64_t> largest_that_fits(const SearchProblem& problem, const Pin
   return std::nullopt;
 }
 
-// Changes that would fit without more memory, each checked; the cheapest first.
+// Changes that would fit without more GPU memory, each checked; the cheapest first.
 std::vector<std::string> ways_out(const SearchProblem& problem, const Budgets& budgets, const Pins& pins) {
   std::vector<std::string> ways;
   for (const auto& [field, value] : pins) {
@@ -92,6 +116,9 @@ std::vector<std::string> ways_out(const SearchProblem& problem, const Budgets& b
     others.erase(field);
     if (fits_with(problem, problem.train, others, budgets))
       ways.push_back(fmt::format("drop --pin {}={}", field, value));
+  }
+  if (const auto host = host_bytes_to_offload(problem, budgets); host && *host > budgets.host_bytes) {
+    ways.push_back(fmt::format("offload activations to more host memory (--host-memory {}MiB)", ceil_div(*host, kMiB)));
   }
   if (problem.train.max_grad_norm > 0) {
     TrainSpec unclipped = problem.train;
@@ -118,7 +145,7 @@ std::string describe(const Plan& plan) {
 }  // namespace
 
 void fail_nothing_fits(const SearchProblem& problem, const Budgets& budgets, const Pins& pins) {
-  const Demand need = needed(smallest_demands(problem), budgets);
+  const Needed need = needed(problem, smallest_demands(problem), budgets);
   std::string there, least, flags;
   const auto add = [&](const char* what, const char* flag, int64_t bytes, int64_t budget) {
     if (bytes <= budget) return;

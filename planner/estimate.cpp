@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "model/cost/activations.h"
 #include "model/cost/flops.h"
 
 namespace slidedp {
@@ -25,11 +26,14 @@ class Estimate {
     embedding_ = static_cast<double>(problem.layout.units.front().elements);
     wire_ = static_cast<double>(size_of(plan.wire));
     sources_ = plan.reduction == Reduction::cpu ? ranks_ : 1;
+    offloaded_ = static_cast<double>(activation_counts(plan).offload * plan.micro_batches *
+                                     hidden_bytes(problem.model, plan.micro_batch_tokens(), plan.compute));
   }
 
   double step_s() const {
-    const double forward_s = std::max(compute_forward_s(), delivery_s(layers_ + vocabulary_));
-    const double backward_s = std::max({compute_backward_s(), delivery_s(backward_deliveries()), reduction_s()});
+    const double forward_s = std::max({compute_forward_s(), delivery_s(layers_ + vocabulary_), up_s(offloaded_)});
+    const double backward_s =
+        std::max({compute_backward_s(), delivery_s(backward_deliveries(), offloaded_), reduction_s()});
     double first_forward = forward_s, first_backward = backward_s, last_backward = backward_s;
     const double further_s = plan_.waves > 1 ? accumulate_s() : 0;
     if (plan_.update == UpdatePolicy::eager) {
@@ -77,8 +81,9 @@ class Estimate {
         seconds(selective_backward_bytes(model, tokens, plan_.compute), kernels().elementwise_gbps * kGiga);
     const double vocabulary = kernel_s(head_flops(model, tokens), kernels().head) +
                               kernel_s(embedding_backward_elements(model, tokens, false), kernels().embedding);
-    const double compute = plan_.micro_batches * (problem_.layout.layers * layer + counts.recompute * again +
-                                                  counts.selective * selective + vocabulary);
+    const double compute =
+        plan_.micro_batches * (problem_.layout.layers * layer + (counts.recompute + counts.offload) * again +
+                               counts.selective * selective + vocabulary);
     return slowed(compute) + (plan_.backend == "cpu" ? 0 : cast_s());
   }
 
@@ -88,8 +93,9 @@ class Estimate {
     return compute_s * std::max(1.0, ranks_ * plan_.threads.compute_per_rank / hardware_.host.cores);
   }
 
-  double delivery_s(double elements) const {
-    const double per_rank = 2 * elements / (plan_.delivery == Delivery::replicated ? 1 : ranks_);
+  // `beside`: further bytes that each rank copies to its device in the same pass.
+  double delivery_s(double elements, double beside = 0) const {
+    const double per_rank = 2 * elements / (plan_.delivery == Delivery::replicated ? 1 : ranks_) + beside;
     const double link = std::max(seconds(per_rank, hardware_.pcie.h2d.gbps * kGiga),
                                  seconds(per_rank * ranks_, hardware_.pcie.root_h2d_gbps * kGiga));
     switch (plan_.delivery) {
@@ -104,6 +110,12 @@ class Estimate {
     return link;
   }
 
+  // Bytes of each rank to the host.
+  double up_s(double bytes) const {
+    return std::max(seconds(bytes, hardware_.pcie.d2h.gbps * kGiga),
+                    seconds(bytes * ranks_, hardware_.pcie.root_d2h_gbps * kGiga));
+  }
+
   double gradients() const { return layers_ + vocabulary_ + (problem_.layout.tied ? embedding_ : 0); }
   double landed_bytes() const { return gradients() * wire_ / (plan_.reduction == Reduction::gpu ? ranks_ : 1); }
   double cast_s() const {
@@ -114,8 +126,7 @@ class Estimate {
 
   // The comm lane casts, gathers weights and scatters gradients one after another.
   double reduction_s() const {
-    const double link = std::max(seconds(landed_bytes(), hardware_.pcie.d2h.gbps * kGiga),
-                                 seconds(landed_bytes() * ranks_, hardware_.pcie.root_d2h_gbps * kGiga));
+    const double link = up_s(landed_bytes());
     double comm = cast_s();
     if (plan_.reduction == Reduction::gpu) {
       comm += seconds(gradients() * wire_ * (ranks_ - 1) / ranks_, hardware_.collectives.reduce_scatter.gbps * kGiga);
@@ -128,7 +139,7 @@ class Estimate {
   double duplex_s() const {
     const double down =
         2 * (layers_ + vocabulary_ + backward_deliveries()) / (plan_.delivery == Delivery::replicated ? 1 : ranks_);
-    return plan_.waves * seconds(down + landed_bytes(), hardware_.pcie.duplex_gbps * kGiga);
+    return plan_.waves * seconds(down + landed_bytes() + 2 * offloaded_, hardware_.pcie.duplex_gbps * kGiga);
   }
 
   // Elements through the pool: workers' own time, or what the CPU can stream.
@@ -160,6 +171,7 @@ class Estimate {
   const Plan& plan_;
   const HardwareSpec& hardware_;
   double ranks_ = 1, layers_ = 0, vocabulary_ = 0, embedding_ = 0, wire_ = 2, sources_ = 1;
+  double offloaded_ = 0;  // bytes of one rank and wave, each way
 };
 
 }  // namespace

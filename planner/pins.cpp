@@ -53,7 +53,7 @@ T parse_name(std::string_view field, std::string_view value, std::optional<T> (*
 ActivationPolicy parse_policy(std::string_view value) {
   return parse_name<ActivationPolicy>(
       "activation", value, parse_activation,
-      {ActivationPolicy::keep, ActivationPolicy::selective, ActivationPolicy::recompute});
+      {ActivationPolicy::keep, ActivationPolicy::selective, ActivationPolicy::recompute, ActivationPolicy::offload});
 }
 
 // "keep" for all layers, or run-length from the first layer: "recompute:4,selective:10,keep:16".

@@ -15,6 +15,7 @@ namespace slidedp {
 namespace {
 
 constexpr size_t kFinalists = 6;            // groups of the second stage, fewer if the tasks allow no more
+constexpr size_t kBetween = 8;              // choices of activation with offload that are estimated for a combination
 constexpr int64_t kStageTasks = 1'200'000;  // simulated in each of the two stages: seconds
 
 // Steps that differ by less than a nanosecond are equal: the difference is rounding.
@@ -35,15 +36,16 @@ struct Solved {
 class Search {
  public:
   Search(const SearchProblem& problem, const Budgets& budgets, const SearchOptions& options)
-      : problem_(problem), budgets_(budgets), options_(options), choices_(activation_choices(problem)) {}
+      : problem_(problem), budgets_(budgets), options_(options), without_offload_(choices_without_offload(problem)) {}
 
   // Prices every plan of every combination, but those whose bound shows that they cannot be among the best.
   void run_exhaustive(const std::vector<Combination>& all) {
+    const std::vector<ActivationCounts> choices = activation_choices(problem_);
     for (const Combination& combination : all) {
       const CombinationMemory memory(problem_, combination);
       Solved solved;
       bool any = false;
-      for (const ActivationCounts counts : choices_) {
+      for (const ActivationCounts counts : choices) {
         if (const auto fitted = fit(combination, memory, counts)) {
           any = true;
           price(*fitted, solved);
@@ -120,9 +122,9 @@ class Search {
                                            ActivationCounts counts) const {
     const std::vector<int64_t>& tokens = memory.head_chunks();
     for (size_t i = 0; i < tokens.size(); ++i) {
-      const int64_t device = memory.device_bytes(counts, i);
-      if (!fits(device, memory.host_bytes(), budgets_)) continue;
-      return Fitted{complete(problem_, combination, counts, tokens[i]), device, memory.host_bytes()};
+      const int64_t device = memory.device_bytes(counts, i), host = memory.host_bytes(counts);
+      if (!fits(device, host, budgets_)) continue;
+      return Fitted{complete(problem_, combination, counts, tokens[i]), device, host};
     }
     return std::nullopt;
   }
@@ -138,22 +140,52 @@ class Search {
   // Notes the smallest plan of a combination of which nothing fits.
   void note_over_memory(const Combination& combination, const CombinationMemory& memory) {
     const size_t last = memory.head_chunks().size() - 1;
-    Plan plan = complete(problem_, combination, memory.smallest(), memory.head_chunks()[last]);
-    const int64_t device = memory.device_bytes(memory.smallest(), last);
-    trials_.push_back({std::move(plan), Trial::Outcome::over_memory, device, memory.host_bytes(), 0});
+    const ActivationCounts counts = memory.smallest(budgets_.host_bytes);
+    Plan plan = complete(problem_, combination, counts, memory.head_chunks()[last]);
+    trials_.push_back({std::move(plan), Trial::Outcome::over_memory, memory.device_bytes(counts, last),
+                       memory.host_bytes(counts), 0});
   }
 
-  // The plan with the least extra compute time that fits.
+  // Of the plans with little extra compute time that fit, without or with offload, the one with the best estimate.
   std::optional<Fitted> cheapest_fit(const Combination& combination) {
     const CombinationMemory memory(problem_, combination);
     ++result_.considered;
-    for (const ActivationCounts counts : choices_) {
-      if (!fits(memory.device_bytes(memory.smallest(), memory.head_chunks().size() - 1), memory.host_bytes(), budgets_))
-        break;
-      if (auto fitted = largest_head_chunk(combination, memory, counts)) return fitted;
+    const size_t last = memory.head_chunks().size() - 1;
+    const ActivationCounts least = memory.smallest(budgets_.host_bytes);
+    if (!fits(memory.device_bytes(least, last), memory.host_bytes(least), budgets_)) {
+      ++result_.over_memory;
+      note_over_memory(combination, memory);
+      return std::nullopt;
     }
-    ++result_.over_memory;
-    note_over_memory(combination, memory);
+    // The least extra compute with and without offload, and a few choices between: they copy less and compute more.
+    const size_t choices = without_offload_.size();
+    size_t first = choices, resident = 0;
+    std::optional<Fitted> best;
+    for (; resident < choices; ++resident) {
+      best = largest_head_chunk(combination, memory, without_offload_[resident]);
+      if (best) break;
+      if (first == choices && offloading_fit(combination, memory, without_offload_[resident])) first = resident;
+    }
+    if (first == choices) return best;
+    double best_s = best ? estimate_step(problem_, best->plan) : std::numeric_limits<double>::infinity();
+    for (size_t part = 0; part < kBetween; ++part) {
+      auto fitted = offloading_fit(combination, memory, without_offload_[first + (resident - first) * part / kBetween]);
+      const double fitted_s = fitted ? estimate_step(problem_, fitted->plan) : best_s;
+      if (fitted_s >= best_s) continue;
+      best = std::move(fitted);
+      best_s = fitted_s;
+    }
+    return best;
+  }
+
+  // With as few layers offloaded as make it fit.
+  std::optional<Fitted> offloading_fit(const Combination& combination, const CombinationMemory& memory,
+                                       ActivationCounts counts) const {
+    for (size_t i = 0; i < memory.head_chunks().size(); ++i) {
+      const auto offloading = memory.offloading(counts, i, budgets_.device_bytes);
+      if (!offloading) continue;
+      if (auto fitted = largest_head_chunk(combination, memory, *offloading)) return fitted;
+    }
     return std::nullopt;
   }
 
@@ -245,10 +277,11 @@ class Search {
     return *chosen;
   }
 
-  // Less saved than memory allows costs compute time; but where copies or updates take longest it can be free, and then
-  // it saves memory. So activations that cost more and need less are tried for the winner, in growing steps, while the
-  // bound allows it.
+  // Less saved than memory allows costs compute time, and offloading costs copies; but where something else takes
+  // longest it can be free, and then it saves memory. So activations that cost more and need less are tried for the
+  // winner, in growing steps, while the bound allows it: more extra compute first, then more layers offloaded.
   void refine_winner() {
+    if (problem_.pins.activation) return;
     Solved& winner = *std::ranges::min_element(solved_, {}, [&](Solved& solved) { return key(best_of(solved)); });
     Combination combination = winner.candidates.front().plan;
     const ActivationCounts first = activation_counts(combination);
@@ -256,24 +289,38 @@ class Search {
     combination.head_chunk_tokens = 0;
     const CombinationMemory memory(problem_, combination);
     int64_t least = winner.candidates.front().device_bytes;
-    size_t at = 0;
-    while (at < choices_.size() && choices_[at] != first) ++at;
-    size_t skip = 0;
     const int64_t pruned = result_.pruned_by_bound;
-    for (size_t i = at + 1; i < choices_.size() && result_.pruned_by_bound == pruned; i += 1 + skip) {
-      const auto fitted = largest_head_chunk(combination, memory, choices_[i]);
-      if (!fitted || fitted->device_bytes >= least) continue;
+    // Prices a plan that fits and needs less than the last; returns whether it is one.
+    const auto attempt = [&](ActivationCounts counts) {
+      const auto fitted = largest_head_chunk(combination, memory, counts);
+      if (!fitted || fitted->device_bytes >= least) return false;
       ++result_.considered;
       price(*fitted, winner);
       least = fitted->device_bytes;
-      skip = 2 * skip + 1;
+      return true;
+    };
+    size_t at = 0, skip = 0;
+    const ActivationCounts resident{first.recompute + first.offload, first.selective};
+    while (at < without_offload_.size() && without_offload_[at] != resident) ++at;
+    for (size_t i = at + 1; i < without_offload_.size() && result_.pruned_by_bound == pruned; i += 1 + skip) {
+      ActivationCounts counts = without_offload_[i];
+      counts.offload = std::min(first.offload, counts.recompute);
+      counts.recompute -= counts.offload;
+      if (attempt(counts)) skip = 2 * skip + 1;
+    }
+    ActivationCounts counts = activation_counts(best_of(winner).plan);
+    for (int more = 1; counts.recompute > 0 && result_.pruned_by_bound == pruned; more *= 2) {
+      more = std::min(more, counts.recompute);
+      counts.offload += more;
+      counts.recompute -= more;
+      attempt(counts);
     }
   }
 
   const SearchProblem& problem_;
   Budgets budgets_;
   SearchOptions options_;
-  std::vector<ActivationCounts> choices_;
+  std::vector<ActivationCounts> without_offload_;  // choices of activation
   SearchResult result_;
   PredictedSeconds fastest_;     // of all simulated
   std::vector<Solved> solved_;   // by combination, none empty
@@ -287,9 +334,10 @@ SearchResult search(const ModelSpec& model, const TrainSpec& train, const Hardwa
                     const Budgets& budgets, const Pins& pins, const SearchOptions& options) {
   const SearchProblem problem(model, train, hardware, pins);
   const std::vector<Combination> all = combinations(problem);
+  const auto choices = static_cast<int64_t>(activation_choices(problem).size());
   int64_t tasks = 0;
   for (const Combination& combination : all) {
-    tasks += estimate_tasks(problem, combination) * static_cast<int64_t>(activation_choices(problem).size());
+    tasks += estimate_tasks(problem, combination) * choices;
   }
   const bool exhaustive = tasks <= options.exhaustive_tasks;
   Search search(problem, budgets, options);

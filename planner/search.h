@@ -10,12 +10,12 @@
 //   chunk                 1, 4, 16, 64 MiB of bf16 below a layer's size (without those under 64 MiB that cut the model
 //                         into more than 2048 chunks), and a whole layer; if none is left: a quarter of a layer, a
 //                         layer
-//   activation            the first k layers recompute, the next s are selective, the others keep; k and s solved per
-//                         combination of the other fields
+//   activation            the first o layers offload, the next k recompute, the next s are selective, the others keep;
+//                         o, k and s solved per combination of the other fields
 //   update                deferred, split with train.max_grad_norm > 0; else eager, deferred
 //   wire                  bf16
 //   accumulator           fp32; bf16 too with one micro-batch and wire bf16
-//   head_chunk_tokens     4096, 1024, 256, at most a micro-batch: the largest that fits, for given k, s
+//   head_chunk_tokens     4096, 1024, 256, at most a micro-batch: the largest that fits, for given o, k, s
 //   layer_slots           2, 3
 //   gradient_slots        2          vocabulary_slots  1          wire_slots  2
 //   landing_slots         one wave: 0; several: as many chunks as two layers have, and with split updates 0 too
@@ -66,7 +66,8 @@ struct SearchOptions {
   int keep = 10;
   // Up to this many tasks over all plans of the space, every plan is bounded or simulated. Beyond it a search in two
   // stages: first one chunk size, slot count and thread split per route, batching and update policy, best estimate
-  // first, then all of them for the best few; always with the activation of least extra compute time that fits.
+  // first, then all of them for the best few; always with the activation of least extra compute time that fits, without
+  // or with offload, whichever a rough estimate favours.
   int64_t exhaustive_tasks = 2'000'000;
 };
 

@@ -292,18 +292,31 @@ std::vector<Combination> combinations(const SearchProblem& problem) {
 
 ActivationCounts activation_counts(const Plan& plan) {
   return {static_cast<int>(std::ranges::count(plan.activation, ActivationPolicy::recompute)),
-          static_cast<int>(std::ranges::count(plan.activation, ActivationPolicy::selective))};
+          static_cast<int>(std::ranges::count(plan.activation, ActivationPolicy::selective)),
+          static_cast<int>(std::ranges::count(plan.activation, ActivationPolicy::offload))};
 }
 
 std::vector<ActivationPolicy> activation_policies(const SearchProblem& problem, ActivationCounts counts) {
   if (problem.pins.activation) return *problem.pins.activation;
   std::vector<ActivationPolicy> policies(static_cast<size_t>(problem.layout.layers), ActivationPolicy::keep);
-  std::fill_n(policies.begin(), counts.recompute, ActivationPolicy::recompute);
-  std::fill_n(policies.begin() + counts.recompute, counts.selective, ActivationPolicy::selective);
+  auto at = policies.begin();
+  at = std::fill_n(at, counts.offload, ActivationPolicy::offload);
+  at = std::fill_n(at, counts.recompute, ActivationPolicy::recompute);
+  std::fill_n(at, counts.selective, ActivationPolicy::selective);
   return policies;
 }
 
 std::vector<ActivationCounts> activation_choices(const SearchProblem& problem) {
+  std::vector<ActivationCounts> choices;
+  for (const ActivationCounts counts : choices_without_offload(problem)) {
+    for (int offload = 0; offload <= counts.recompute; ++offload) {
+      choices.push_back({counts.recompute - offload, counts.selective, offload});
+    }
+  }
+  return choices;
+}
+
+std::vector<ActivationCounts> choices_without_offload(const SearchProblem& problem) {
   if (problem.pins.activation) return {{}};
   std::vector<ActivationCounts> choices;
   const int layers = problem.layout.layers;
@@ -345,7 +358,9 @@ MemoryTable plan_memory(const SearchProblem& problem, const Plan& plan) {
 }
 
 CombinationMemory::CombinationMemory(const SearchProblem& problem, const Combination& combination)
-    : micro_batches_(combination.micro_batches), head_chunks_(slidedp::head_chunks(problem, combination)) {
+    : micro_batches_(combination.micro_batches),
+      layers_(problem.pins.activation ? 0 : problem.layout.layers),
+      head_chunks_(slidedp::head_chunks(problem, combination)) {
   Plan plan = complete(problem, combination, {}, head_chunks_.front());
   std::array<int64_t, 2> device{}, host{};
   for (size_t i = 0; i < 2; ++i) {
@@ -363,30 +378,58 @@ CombinationMemory::CombinationMemory(const SearchProblem& problem, const Combina
   };
   saved_ = saved(ActivationPolicy::keep);
   saved_selective_ = saved(ActivationPolicy::selective);
+  hidden_ = hidden_bytes(problem.model, plan.micro_batch_tokens(), plan.compute);
+  offloaded_ = plan.ranks * micro_batches_ * hidden_;
   for (const int64_t tokens : head_chunks_) {
     plan.head_chunk_tokens = tokens;
     plan.activation = activation_policies(problem, {});
     temporaries_.push_back(temporary_bytes(problem.model, plan));
-    plan.activation = activation_policies(problem, {0, problem.layout.layers});
+    plan.activation = activation_policies(problem, {.selective = problem.layout.layers});
     temporaries_selective_.push_back(temporary_bytes(problem.model, plan));
   }
-  if (problem.pins.activation) return;
-  // Of a mix the recomputing layers' scratch is there anyway, so more recomputation is smaller: an end is the smallest.
-  const ActivationCounts recompute{problem.layout.layers, 0}, selective{0, problem.layout.layers};
+}
+
+// Of a mix the recomputing layers' scratch is there anyway, so more recomputation is smaller, and each layer that
+// offloads takes its input away: an end is the smallest.
+ActivationCounts CombinationMemory::smallest(int64_t host_bytes) const {
+  if (layers_ == 0) return {};
   const size_t last = head_chunks_.size() - 1;
-  smallest_ = device_bytes(selective, last) < device_bytes(recompute, last) ? selective : recompute;
+  const int64_t most = std::max<int64_t>(host_bytes - host_, 0) / offloaded_;
+  const int offload = static_cast<int>(std::min<int64_t>(most, layers_));
+  ActivationCounts best{.recompute = layers_};
+  for (const ActivationCounts counts :
+       {ActivationCounts{.selective = layers_}, ActivationCounts{.recompute = layers_ - offload, .offload = offload}}) {
+    if (device_bytes(counts, last) < device_bytes(best, last)) best = counts;
+  }
+  return best;
+}
+
+std::optional<ActivationCounts> CombinationMemory::offloading(ActivationCounts counts, size_t head_chunk,
+                                                              int64_t device_bytes) const {
+  const int64_t over = this->device_bytes(counts, head_chunk) - device_bytes;
+  if (over <= 0) return std::nullopt;
+  // The ring has a slot more than micro-batches, of which those hold the head's input.
+  const int64_t offload = ceil_div(over + hidden_, micro_batches_ * hidden_);
+  if (offload > counts.recompute) return std::nullopt;
+  counts.offload = static_cast<int>(offload);
+  counts.recompute -= counts.offload;
+  return counts;
 }
 
 int64_t CombinationMemory::device_bytes(ActivationCounts counts, size_t head_chunk) const {
-  const int64_t scratch = counts.recompute > 0 ? saved_ : 0;
-  const int64_t saved = micro_batches_ * ((counts.recompute + counts.selective) * saved_ -  //
+  const int recompute = counts.recompute + counts.offload;
+  const int64_t scratch = recompute > 0 ? saved_ : 0;
+  const int64_t saved = micro_batches_ * ((recompute + counts.selective) * saved_ -  //
                                           counts.selective * saved_selective_);
-  return keep_all_ - saved + scratch + (counts.selective > 0 ? temporaries_selective_ : temporaries_)[head_chunk];
+  // The inputs of layers that offload, and the head's, share a ring with a slot more than micro-batches.
+  const int64_t inputs = counts.offload > 0 ? (counts.offload * micro_batches_ - 1) * hidden_ : 0;
+  return keep_all_ - saved - inputs + scratch +
+         (counts.selective > 0 ? temporaries_selective_ : temporaries_)[head_chunk];
 }
 
 int64_t estimate_tasks(const SearchProblem& problem, const Plan& plan) {
   const int64_t chunks = problem.layout.elements / plan.chunk_elements + problem.layout.layers + 2;
-  const int64_t compute = (problem.layout.layers + 2) * 3 * plan.micro_batches;
+  const int64_t compute = ((problem.layout.layers + 2) * 3 + 2 * activation_counts(plan).offload) * plan.micro_batches;
   return plan.waves * (plan.ranks * (chunks * 7 + compute) + 2 * chunks);
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "model/graph/memory.h"
@@ -35,21 +36,24 @@ std::vector<Combination> combinations(const SearchProblem& problem);
 // Chunk sizes in elements for a number of ranks, ascending.
 std::vector<int64_t> chunk_ladder(const SearchProblem& problem, int ranks);
 
-// Layers that recompute and that are selective; the others keep.
+// Layers that recompute, that are selective and that offload; the others keep.
 struct ActivationCounts {
-  int recompute = 0, selective = 0;
+  int recompute = 0, selective = 0, offload = 0;
   bool operator==(const ActivationCounts&) const = default;
 };
 ActivationCounts activation_counts(const Plan& plan);
 
-// The first layers recompute, then come the selective ones, and the last ones keep: backward begins with them, with
-// their weights still in the slots, so gradients begin to leave at once; and the extra work of the first layers gives
-// the compute lane something to do while the updates queued so far drain before the step ends.
+// The first layers offload (their inputs have the longest way until backward), the next recompute, then come the
+// selective ones, and the last ones keep: backward begins with them, with their weights still in the slots, so
+// gradients begin to leave at once; and the extra work of the first layers gives the compute lane something to do while
+// the updates queued so far drain before the step ends.
 std::vector<ActivationPolicy> activation_policies(const SearchProblem& problem, ActivationCounts counts);
 
-// All counts to consider, those with the least extra compute time first; only {0, 0} with a pinned activation (then
-// the counts are ignored).
+// All counts to consider, those with the least extra compute time first, of those the ones that offload least; only
+// zeros with a pinned activation (then the counts are ignored).
 std::vector<ActivationCounts> activation_choices(const SearchProblem& problem);
+// Those of them that do not offload.
+std::vector<ActivationCounts> choices_without_offload(const SearchProblem& problem);
 
 // Tokens whose logits exist at once, descending.
 std::vector<int64_t> head_chunks(const SearchProblem& problem, const Combination& combination);
@@ -66,20 +70,26 @@ MemoryTable plan_memory(const SearchProblem& problem, const Plan& plan);
 class CombinationMemory {
  public:
   CombinationMemory(const SearchProblem& problem, const Combination& combination);
-  int64_t host_bytes() const { return host_; }
+  int64_t host_bytes(ActivationCounts counts) const { return host_ + counts.offload * offloaded_; }
   // `head_chunk`: index into head_chunks().
   int64_t device_bytes(ActivationCounts counts, size_t head_chunk) const;
-  // The smallest of all counts and head chunks, and the counts that it belongs to.
-  ActivationCounts smallest() const { return smallest_; }
+  // The counts that need the least device memory (with the last head chunk) among those with at most so many host
+  // bytes; without offload if even that is too little.
+  ActivationCounts smallest(int64_t host_bytes) const;
+  // The counts with as many of the recomputing layers offloaded as it takes to stay within the device bytes; nullopt if
+  // all of them are not enough, or none is needed. Offloading costs host memory only.
+  std::optional<ActivationCounts> offloading(ActivationCounts counts, size_t head_chunk, int64_t device_bytes) const;
   const std::vector<int64_t>& head_chunks() const { return head_chunks_; }
 
  private:
   int64_t host_ = 0;
   int64_t keep_all_ = 0;  // device, without temporaries; with pinned activation that one
   int64_t micro_batches_ = 0;
+  int layers_ = 0;                           // 0 with a pinned activation
   int64_t saved_ = 0, saved_selective_ = 0;  // of a layer and micro-batch
+  int64_t hidden_ = 0;                       // of a micro-batch
+  int64_t offloaded_ = 0;                    // host bytes of a layer that offloads
   std::vector<int64_t> head_chunks_, temporaries_, temporaries_selective_;
-  ActivationCounts smallest_;
 };
 
 // Rough number of tasks of the plan's step graph: what building and simulating it costs.

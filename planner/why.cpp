@@ -84,8 +84,10 @@ std::string sentence(const Choice& choice, const std::string& chosen, const Tria
                             format_seconds(other.seconds), value, 100 * gain);
 }
 
-// The counts with one step less of extra compute: a layer selective instead of recomputed, else kept.
+// The counts with one step less: a layer's input left on the device, or else a layer selective instead of recomputed,
+// or else kept.
 ActivationCounts one_less(ActivationCounts counts) {
+  if (counts.offload > 0) return {counts.recompute + 1, counts.selective, counts.offload - 1};
   if (counts.recompute > 0) return {counts.recompute - 1, counts.selective + 1};
   return {0, counts.selective - 1};
 }
@@ -105,8 +107,9 @@ std::string activation_sentence(const SearchProblem& problem, const Budgets& bud
   more.activation = activation_policies(problem, one_less(counts));
   const int64_t bytes = plan_memory(problem, more).device_bytes();
   if (bytes > budgets.device_bytes) {
-    return fmt::format("activation {}: the least extra compute that fits; {} would need {} per GPU, over the {} there.",
-                       chosen, activation_text(more), format_bytes(bytes), format_bytes(budgets.device_bytes));
+    const char* least = counts.offload > 0 ? "no more is offloaded than must be" : "the least extra compute that fits";
+    return fmt::format("activation {}: {}; {} would need {} per GPU, over the {} there.", chosen, least,
+                       activation_text(more), format_bytes(bytes), format_bytes(budgets.device_bytes));
   }
   return fmt::format("activation {}: to save more would fit but hardly be faster, and need more memory.", chosen);
 }

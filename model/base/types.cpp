@@ -13,7 +13,8 @@ constexpr std::array<std::string_view, 4> kActivations{"keep", "selective", "rec
 constexpr std::array<std::string_view, 3> kUpdates{"eager", "deferred", "split"};
 constexpr std::array<std::string_view, kUpdateParts> kParts{"whole", "weights", "moments"};
 constexpr std::array<std::string_view, 3> kUnits{"embedding", "layer", "head"};
-constexpr std::array<std::string_view, 5> kLanes{"compute", "h2d", "d2h", "comm", "update"};
+constexpr std::array<std::string_view, kDeviceLanes + 1> kLanes{"compute", "h2d",     "d2h",   "comm",
+                                                                "act_d2h", "act_h2d", "update"};
 constexpr std::array<std::string_view, kTaskKinds> kTasks{"h2d",
                                                           "all_gather",
                                                           "broadcast",

@@ -12,6 +12,10 @@ enum class DType : uint8_t { bf16, fp32 };
 enum class Delivery : uint8_t { replicated, sharded, broadcast };
 enum class Reduction : uint8_t { cpu, gpu };
 enum class ActivationPolicy : uint8_t { keep, selective, recompute, offload };
+// Whether backward runs the layer's forward again, from its input.
+inline constexpr bool recomputes(ActivationPolicy policy) {
+  return policy == ActivationPolicy::recompute || policy == ActivationPolicy::offload;
+}
 enum class UpdatePolicy : uint8_t { eager, deferred, split };
 // What an update pass writes. `weights` (hi, lo) and then `moments` (m, v), with the same gradient and scalars, leave
 // the bits of `whole`.
@@ -19,9 +23,10 @@ enum class UpdatePart : uint8_t { whole, weights, moments };
 inline constexpr int kUpdateParts = 3;
 enum class UnitKind : uint8_t { embedding, layer, head };
 
-// Where tasks run. The first four are in-order lanes of one rank; `update` is the host's pool of workers.
-enum class LaneKind : uint8_t { compute, h2d, d2h, comm, update };
-inline constexpr int kDeviceLanes = 4;
+// Where tasks run. All but the last are in-order lanes of one rank (offloaded activations have their own, so that they
+// never stand behind chunks); `update` is the host's pool of workers.
+enum class LaneKind : uint8_t { compute, h2d, d2h, comm, act_d2h, act_h2d, update };
+inline constexpr int kDeviceLanes = static_cast<int>(LaneKind::update);
 
 enum class TaskKind : uint8_t {
   h2d,

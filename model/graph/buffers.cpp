@@ -13,11 +13,13 @@ class Declarer {
   Declarer(StepGraph& graph, const ModelSpec& model) : graph_(graph), plan_(graph.plan), model_(model) {}
 
   BufferTable declare(int ranks) {
+    place_in_ring();
     declare_state();
     declare_landing();
     for (int rank = 0; rank < ranks; ++rank) {
       table_.ranks.emplace_back();
       declare_slots(rank);
+      declare_hidden(rank);
       declare_activations(rank);
       declare_step_data(rank);
     }
@@ -125,6 +127,40 @@ class Declarer {
     }
   }
 
+  void place_in_ring() {
+    int places = 0;
+    for (const ActivationPolicy policy : plan_.activation) {
+      table_.ring_place.push_back(policy == ActivationPolicy::offload ? places++ : -1);
+    }
+    table_.ring_place.push_back(places > 0 ? places : -1);
+  }
+
+  // The ring has a slot more than a wave has micro-batches: a layer's input is read before a whole layer's outputs and
+  // one more have been written. Layers and micro-batches share it, and what comes back for backward.
+  void declare_hidden(int rank) {
+    RankBuffers& buffers = table_.ranks.back();
+    const int64_t bytes = hidden_bytes(model_, plan_.micro_batch_tokens(), plan_.compute);
+    const size_t boundaries = table_.ring_place.size();
+    for (int m = 0; m < plan_.micro_batches; ++m) {
+      auto& own = buffers.hidden.emplace_back(boundaries, -1);
+      auto& host = buffers.activation_host.emplace_back(boundaries - 1, -1);
+      for (size_t i = 0; i < boundaries; ++i) {
+        const std::string what = fmt::format("rank {} micro-batch {} hidden {}", rank, m, i);
+        if (table_.ring_place[i] < 0) {
+          own[i] = add(BufferKind::hidden, rank, -1, bytes, what);
+        } else if (i < host.size()) {
+          host[i] = add(BufferKind::activation_host, -1, -1, bytes, "offloaded " + what);
+          graph_.buffers.back().owner = rank;
+        }
+      }
+    }
+    if (table_.ring_place.back() < 0) return;
+    for (int slot = 0; slot <= plan_.micro_batches; ++slot) {
+      buffers.hidden_ring.push_back(
+          add(BufferKind::hidden, rank, -1, bytes, fmt::format("rank {} hidden ring slot {}", rank, slot)));
+    }
+  }
+
   void declare_activations(int rank) {
     RankBuffers& buffers = table_.ranks.back();
     const int64_t tokens = plan_.micro_batch_tokens();
@@ -134,15 +170,10 @@ class Declarer {
     };
     BufferId scratch = -1;  // layers that recompute share it
     for (int m = 0; m < plan_.micro_batches; ++m) {
-      auto& boundaries = buffers.hidden.emplace_back();
       auto& layers = buffers.saved.emplace_back();
-      for (int i = 0; i <= graph_.layout.layers; ++i) {
-        boundaries.push_back(
-            add(BufferKind::hidden, rank, -1, hidden, fmt::format("rank {} micro-batch {} hidden {}", rank, m, i)));
-      }
       for (int i = 0; i < graph_.layout.layers; ++i) {
         const ActivationPolicy policy = plan_.activation[static_cast<size_t>(i)];
-        if (policy == ActivationPolicy::keep || policy == ActivationPolicy::selective) {
+        if (!recomputes(policy)) {
           layers.push_back(add(BufferKind::saved, rank, -1, saved(policy),
                                fmt::format("rank {} micro-batch {} saved layer {}", rank, m, i)));
           continue;

@@ -18,7 +18,9 @@ struct Place {
 struct RankBuffers {
   std::array<std::vector<BufferId>, kSlotClasses> weights, gradients;  // by class, slot
   std::vector<BufferId> wire, shard;                                   // by ring slot; empty if not needed
-  std::vector<std::vector<BufferId>> hidden;                           // by micro-batch, boundary 0..layers
+  std::vector<std::vector<BufferId>> hidden;                           // by micro-batch, boundary 0..layers; -1: ring
+  std::vector<BufferId> hidden_ring;                                   // empty without offload
+  std::vector<std::vector<BufferId>> activation_host;                  // by micro-batch, layer; -1: not offloaded
   std::vector<std::vector<BufferId>> saved;                            // by micro-batch, layer
   std::vector<BufferId> hidden_gradient;                               // by micro-batch
   BufferId batch = -1, loss = -1, batch_host = -1, loss_host = -1;
@@ -32,6 +34,9 @@ struct BufferTable {
   std::vector<std::vector<BufferId>> ring;                  // by source, ring slot
   BufferId partials = -1, scalars = -1;
   std::vector<int64_t> partials_begin;  // by unit: first block
+  // By boundary: its place among the boundaries in the ring of hidden states, -1 if it is not there. They are the
+  // inputs of layers that offload and, if there are any, the head's input, which backward does not need.
+  std::vector<int> ring_place;
   std::vector<RankBuffers> ranks;
 };
 

@@ -200,10 +200,6 @@ void Builder::touch_gradients(Task& task, Role role, int unit) {
         layout(unit).elements * accumulator_bytes_);
 }
 
-BufferId Builder::hidden(int rank, int m, int boundary) {
-  return rank_buffers(rank).hidden[static_cast<size_t>(m)][static_cast<size_t>(boundary)];
-}
-
 BufferId Builder::saved(int rank, int m, int layer) {
   return rank_buffers(rank).saved[static_cast<size_t>(m)][static_cast<size_t>(layer)];
 }
@@ -213,6 +209,7 @@ void Builder::emit_embedding_forward(const Visit& visit, int rank, int m) {
   touch_weights(task, Role::weights, visit.weights[0]);
   touch_hidden(task, Role::hidden_out, AccessMode::write, hidden(rank, m, 0));
   task.work.flops = embedding_forward_elements(model_, plan().micro_batch_tokens());
+  emit_act_d2h(rank, m, 0);
 }
 
 void Builder::emit_layer_forward(const Visit& visit, int rank, int m) {
@@ -223,6 +220,7 @@ void Builder::emit_layer_forward(const Visit& visit, int rank, int m) {
   touch_hidden(task, Role::hidden_out, AccessMode::write, hidden(rank, m, layer + 1));
   touch_hidden(task, Role::saved, AccessMode::write, saved(rank, m, layer));
   task.work.flops = layer_forward_flops(model_, plan().micro_batch_rows, plan().seq);
+  emit_act_d2h(rank, m, layer + 1);
 }
 
 void Builder::emit_head(const Visit& visit, int rank, int m) {
@@ -253,23 +251,25 @@ void Builder::emit_loss() {
 
 void Builder::emit_layer_backward(const Visit& visit, int rank, int m) {
   const int layer = layout(visit.unit).layer;
-  if (plan().activation[static_cast<size_t>(layer)] == ActivationPolicy::recompute) {
+  const ActivationPolicy policy = plan().activation[static_cast<size_t>(layer)];
+  emit_act_h2d(rank, m, layer);
+  if (recomputes(policy)) {
     Task& task = emit_micro_batch(TaskKind::recompute, visit.unit, rank, m);
     touch_weights(task, Role::weights, visit.weights[0]);
-    touch_hidden(task, Role::hidden_in, AccessMode::read, hidden(rank, m, layer));
+    touch_hidden(task, Role::hidden_in, AccessMode::read, hidden(rank, m, layer, true));
     touch_hidden(task, Role::saved, AccessMode::write, saved(rank, m, layer));
     task.work.flops = layer_forward_flops(model_, plan().micro_batch_rows, plan().seq);
   }
   Task& task = emit_micro_batch(TaskKind::bwd, visit.unit, rank, m);
   task.first = m == 0;
   touch_weights(task, Role::weights, visit.weights[0]);
-  touch_hidden(task, Role::hidden_in, AccessMode::read, hidden(rank, m, layer));
+  touch_hidden(task, Role::hidden_in, AccessMode::read, hidden(rank, m, layer, true));
   touch_hidden(task, Role::saved, AccessMode::read_write, saved(rank, m, layer));
   touch_hidden(task, Role::hidden_gradient, AccessMode::read_write,
                rank_buffers(rank).hidden_gradient[static_cast<size_t>(m)]);
   touch_gradients(task, Role::gradients, visit.unit);
   task.work.flops = layer_backward_flops(model_, plan().micro_batch_rows, plan().seq);
-  if (plan().activation[static_cast<size_t>(layer)] == ActivationPolicy::selective) {
+  if (policy == ActivationPolicy::selective) {
     task.work.device_bytes =
         static_cast<int64_t>(selective_backward_bytes(model_, plan().micro_batch_tokens(), plan().compute));
   }

@@ -1,6 +1,7 @@
 // The builder's parts, internal to model/graph: tasks are emitted in program order, deliveries and compute in
-// builder.cpp, gradients and updates in builder_gradients.cpp. Dependencies follow from what the tasks touch
-// (dependencies.h), slots from the order of visits (visits.h), buffers from the plan (buffers.h).
+// builder.cpp, layer inputs in builder_activations.cpp, gradients and updates in builder_gradients.cpp. Dependencies
+// follow from what the tasks touch (dependencies.h), slots from the order of visits (visits.h), buffers from the plan
+// (buffers.h).
 #pragma once
 
 #include <map>
@@ -39,7 +40,6 @@ class Builder {
   void touch_hidden(Task& task, Role role, AccessMode mode, BufferId buffer);
   BufferId gradient_slot(int rank, int unit);
   void touch_gradients(Task& task, Role role, int unit);
-  BufferId hidden(int rank, int m, int boundary);
   BufferId saved(int rank, int m, int layer);
   void emit_embedding_forward(const Visit& visit, int rank, int m);
   void emit_layer_forward(const Visit& visit, int rank, int m);
@@ -47,6 +47,12 @@ class Builder {
   void emit_loss();
   void emit_layer_backward(const Visit& visit, int rank, int m);
   void emit_embedding_backward(int rank, int m);
+
+  // builder_activations.cpp
+  BufferId hidden(int rank, int m, int boundary, bool backward = false);
+  void emit_act_d2h(int rank, int m, int boundary);
+  void emit_act_h2d(int rank, int m, int layer);
+  void emit_act_copy(TaskKind kind, Lane lane, int m, int layer);
 
   // builder_gradients.cpp
   void emit_gradients(const Visit& visit);

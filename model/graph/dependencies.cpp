@@ -72,16 +72,19 @@ class BufferHistory {
 // that place happen before it. (A vector clock. Pool executions have no order of their own.)
 class Clocks {
  public:
-  explicit Clocks(const StepGraph& graph)
-      : graph_(graph), tasks_(static_cast<Execution>(graph.tasks.size())), lanes_(graph.lanes.size() - 1) {
+  explicit Clocks(const StepGraph& graph) : graph_(graph), tasks_(static_cast<Execution>(graph.tasks.size())) {
     position_.resize(graph.tasks.size(), -1);
     for (const auto& lane : graph.lanes) {
       for (size_t i = 0; i < lane.size(); ++i) position_[static_cast<size_t>(lane[i])] = static_cast<int32_t>(i);
     }
+    for (size_t lane = 0; lane + 1 < graph.lanes.size(); ++lane) {
+      column_.push_back(lanes_);
+      if (!graph.lanes[lane].empty()) ++lanes_;
+    }
     clocks_.assign(2 * graph.tasks.size() * lanes_, -1);
   }
 
-  bool in_pool(Execution execution) const { return lane(execution) == lanes_; }
+  bool in_pool(Execution execution) const { return lane(execution) == column_.size(); }
   size_t lane(Execution execution) const {
     return static_cast<size_t>(graph_.lane_index(graph_.tasks[static_cast<size_t>(execution % tasks_)].lane));
   }
@@ -99,14 +102,16 @@ class Clocks {
     return step > 0 ? (step - 1) * tasks_ + tasks.back() : -1;
   }
   bool happens_before(Execution device_execution, Execution other) const {
-    return clock(other)[lane(device_execution)] >= place(device_execution);
+    return clock(other)[column_[lane(device_execution)]] >= place(device_execution);
   }
   // `self` starts after `before`.
   void add(Execution self, Execution before) {
     int32_t* mine = clock(self);
     const int32_t* theirs = clock(before);
     for (size_t i = 0; i < lanes_; ++i) mine[i] = std::max(mine[i], theirs[i]);
-    if (!in_pool(before)) mine[lane(before)] = std::max(mine[lane(before)], place(before));
+    if (in_pool(before)) return;
+    int32_t& of_lane = mine[column_[lane(before)]];
+    of_lane = std::max(of_lane, place(before));
   }
 
  private:
@@ -115,7 +120,8 @@ class Clocks {
 
   const StepGraph& graph_;
   const Execution tasks_;
-  const size_t lanes_;  // in-order ones
+  size_t lanes_ = 0;            // in-order ones with tasks
+  std::vector<size_t> column_;  // of a clock, by in-order lane
   std::vector<int32_t> position_, clocks_;
 };
 

@@ -60,7 +60,7 @@ struct Buffer {
   int unit = -1;  // host state and landing
   int64_t bytes = 0;
   std::string name;  // "rank 0 weight slot layer[1]"
-  int owner = -1;    // host buffers that serve one rank (batch_host, loss_host)
+  int owner = -1;    // host buffers that serve one rank (batch_host, loss_host, activation_host)
   bool on_host() const { return rank < 0; }
 };
 

@@ -107,16 +107,6 @@ void check_combinations(const Plan& plan) {
   }
 }
 
-// Plans that the types can say but this version does not run.
-void refuse_unsupported(const Plan& plan) {
-  const auto unsupported = [](const char* field, std::string_view value, std::string_view instead) {
-    refuse(field, "{} is not supported in this version; use {}", value, instead);
-  };
-  for (const ActivationPolicy policy : plan.activation) {
-    if (policy == ActivationPolicy::offload) unsupported("activation", "offload", "keep, selective or recompute");
-  }
-}
-
 // The sections' own rules. What depends on the model is validate_plan's.
 std::optional<Problem> check_plan_file(const PlanFile& file) {
   std::optional<Problem> problem = check_train(file.train);
@@ -139,7 +129,6 @@ void validate_plan(const Plan& plan, const ModelSpec& model, const TrainSpec& tr
   check_model(plan, model);
   check_train_spec(plan, train);
   check_combinations(plan);
-  refuse_unsupported(plan);
 }
 
 }  // namespace slidedp

@@ -79,8 +79,8 @@ struct PlanFile {
 PlanFile load_plan(const std::filesystem::path& file);  // strict; throws Error with file:line
 std::string to_yaml(const PlanFile&);                   // round trip exact
 
-// Throws Error that names the plan's field if the plan cannot belong to this model and training spec, or is outside
-// what this version runs.
+// Throws Error that names the plan's field if the plan cannot belong to this model and training spec, or its fields
+// contradict each other.
 void validate_plan(const Plan& plan, const ModelSpec& model, const TrainSpec& train);
 
 }  // namespace slidedp

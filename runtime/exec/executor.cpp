@@ -50,11 +50,15 @@ Executor::Executor(const StepGraph& graph, Backend& backend, HostState& state, E
       pool_next_successors_[static_cast<size_t>(dep)].push_back(task);
     }
   }
-  constexpr std::array<const char*, kDeviceLanes> lane_names{"compute", "h2d", "d2h", "comm"};
-  for (const auto& device : backend_.devices) {
-    device->set_error_handler([this](std::exception_ptr error) { fail(std::move(error)); });
+  for (int rank = 0; rank < graph_.ranks(); ++rank) {
+    Device& device = *backend_.devices[static_cast<size_t>(rank)];
+    device.set_error_handler([this](std::exception_ptr error) { fail(std::move(error)); });
     auto& streams = streams_.emplace_back();
-    for (const char* lane : lane_names) streams.push_back(device->create_stream(lane));
+    for (int lane = 0; lane < kDeviceLanes; ++lane) {
+      const auto kind = static_cast<LaneKind>(lane);
+      const bool used = !graph_.lanes[static_cast<size_t>(graph_.lane_index({kind, rank}))].empty();
+      streams.push_back(used ? device.create_stream(std::string(name(kind))) : nullptr);
+    }
   }
   for (int i = 0; i < kRing; ++i) {
     auto& execution = *ring_.emplace_back(std::make_unique<Execution>());
@@ -92,7 +96,9 @@ void Executor::stop() {
   wake_ranks_.notify_all();
   for (std::thread& issuer : issuers_) issuer.join();
   for (size_t rank = 0; rank < streams_.size(); ++rank) {
-    for (const auto& stream : streams_[rank]) backend_.devices[rank]->synchronize(*stream);
+    for (const auto& stream : streams_[rank]) {
+      if (stream != nullptr) backend_.devices[rank]->synchronize(*stream);
+    }
   }
   for (const auto& device : backend_.devices) device->set_error_handler(nullptr);
 }

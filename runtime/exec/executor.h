@@ -99,7 +99,7 @@ class Executor {
   std::exception_ptr error_;
   double last_end_s_ = 0;
 
-  std::vector<std::vector<std::unique_ptr<Stream>>> streams_;  // by rank, lane
+  std::vector<std::vector<std::unique_ptr<Stream>>> streams_;  // by rank, lane; null without tasks
   std::unique_ptr<UpdatePool> pool_;
   std::vector<std::thread> issuers_;
 };

@@ -37,7 +37,7 @@ GraphMemory::GraphMemory(const StepGraph& graph, const std::vector<std::unique_p
   for (const Buffer& buffer : graph.buffers) {
     if (buffer.on_host() && !is_state(buffer)) host_bytes += Arena::footprint(buffer.bytes);
   }
-  arena_ = Arena(host_bytes, "gradient landing buffers and step data");
+  arena_ = Arena(host_bytes, "gradient landing buffers, offloaded activations and step data");
   const Arena* arena = &arena_;
   touch({&arena, 1}, usable_cores(), nullptr);
   for (const Buffer& buffer : graph.buffers) {

@@ -41,8 +41,10 @@ void TaskBodies::issue(TaskId id, const StepContext& context, Stream& stream) {
   void* to = operand(task, Role::target, context);
   switch (task.kind) {
     case TaskKind::h2d:
+    case TaskKind::act_h2d:
       return device.copy_to_device(stream, to, from, source->end - source->begin);
     case TaskKind::d2h:
+    case TaskKind::act_d2h:
       return device.copy_to_host(stream, to, from, source->end - source->begin);
     case TaskKind::all_gather:
       return backend_.collective->all_gather(task.rank, stream, from, to, source->end - source->begin);

@@ -4,22 +4,9 @@
 #include <numaif.h>
 #include <sched.h>
 
+#include "runtime/host/worker_cores.h"
+
 namespace slidedp {
-namespace {
-
-std::vector<int> allowed_cores() {
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  std::vector<int> cores;
-  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return cores;
-  for (int core = 0; core < CPU_SETSIZE; ++core) {
-    if (CPU_ISSET(core, &allowed)) cores.push_back(core);
-  }
-  return cores;
-}
-
-}  // namespace
-
 std::vector<NumaNode> numa_nodes() {
   if (numa_available() < 0) return {{0, allowed_cores()}};
   std::vector<NumaNode> nodes;

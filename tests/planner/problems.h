@@ -95,7 +95,7 @@ inline Pins random_pins(std::mt19937& random, const HardwareSpec& hardware, cons
     pins["update"] = train.max_grad_norm == 0 ? pick<std::string>(random, {"eager", "deferred", "split"})
                                               : pick<std::string>(random, {"deferred", "split"});
   }
-  if (sometimes(6)) pins["activation"] = pick<std::string>(random, {"keep", "selective", "recompute"});
+  if (sometimes(6)) pins["activation"] = pick<std::string>(random, {"keep", "selective", "recompute", "offload"});
   if (hardware.gpus >= 8 && train.batch_rows % 8 == 0) {
     pins["ranks"] = "8";  // else too rare
   } else if (sometimes(4) && hardware.gpus >= 2 && train.batch_rows % 2 == 0) {

@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "model/base/format.h"
+#include "model/cost/activations.h"
+#include "model/cost/flops.h"
 #include "planner/report.h"
 #include "planner/space.h"
 #include "tests/planner/problems.h"
@@ -219,7 +221,7 @@ TEST(RandomProblems, CoverTheSpace) {
                    fmt::format("reduction {}", name(plan.reduction)), plan.waves > 1 ? "waves" : "one wave",
                    plan.micro_batches > 1 ? "micro-batches" : "one micro-batch", fmt::format("ranks {}", plan.ranks)});
       const ActivationCounts counts = activation_counts(plan);
-      if (counts.recompute > 0 && counts.selective > 0) seen.insert("mixed activation");
+      if (counts.recompute > 0 && counts.selective > 0 && counts.offload > 0) seen.insert("mixed activation");
     }
     for (const std::string& value : seen) ++cases[value];
   }
@@ -269,12 +271,9 @@ TEST(Search, IsDeterministic) {
   }
 }
 
-// Where computing takes longest, less memory costs time: with smaller and smaller budgets the plans go from keep
-// through selective to recompute, and the step gets slower (within what the ranking counts as equal).
-TEST(Search, SavesWhatMemoryHolds) {
-  Case c = fixed_case();
-  c.model.qk_norm = true;  // so that a selective layer saves much less
-  c.pins.insert({{"micro_batch_rows", "1"}, {"micro_batches", "2"}, {"delivery", "sharded"}, {"reduction", "gpu"}});
+// Activations of the plans that are found with smaller and smaller budgets, until nothing fits. Less memory does not
+// make a step faster (within what the ranking counts as equal).
+std::set<std::string> seen_with_falling_budgets(Case c) {
   SearchResult result = run(c);
   EXPECT_EQ(activation_text(result.best.front().plan), "keep");
   std::set<std::string> seen;
@@ -292,7 +291,43 @@ TEST(Search, SavesWhatMemoryHolds) {
     step = result.fastest.seconds;
     seen.insert(activation_text(best.plan));
   }
-  EXPECT_THAT(seen, testing::IsSupersetOf({"selective", "recompute"}));
+  return seen;
+}
+
+// Where computing takes longest, less memory costs time: the plans go from keep through selective to offload, which
+// costs no more than recompute and needs less. Where the link to the host is so slow that forward would wait for it, no
+// more layers offload than it can serve or memory makes them.
+TEST(Search, SavesWhatMemoryHolds) {
+  Case c = fixed_case();
+  c.model.qk_norm = true;  // so that a selective layer saves much less
+  c.pins.insert({{"micro_batch_rows", "1"}, {"micro_batches", "2"}, {"delivery", "sharded"}, {"reduction", "gpu"}});
+  const std::set<std::string> fast = seen_with_falling_budgets(c);
+  EXPECT_THAT(fast, testing::IsSupersetOf({"selective", "offload"}));
+  EXPECT_THAT(fast, testing::Each(testing::Not(testing::HasSubstr("recompute"))));
+  // A layer input takes twice as long to the host as its layer's forward.
+  const double layer_s = layer_forward_flops(c.model, 1, c.train.seq) / 20e9;
+  const auto input = static_cast<double>(hidden_bytes(c.model, c.train.seq, DType::bf16));
+  c.hardware.pcie.d2h.gbps = input / (2 * layer_s) / 1e9;
+  EXPECT_THAT(seen_with_falling_budgets(c), testing::IsSupersetOf({"offload:1,recompute:3", "offload"}));
+}
+
+// A 4B model's layer inputs for a million tokens take 180 GiB: in one wave, an H200 holds them only where they wait in
+// host memory.
+TEST(Search, OffloadHoldsAMillionTokensAStep) {
+  Case c;
+  c.model = load_model_spec(test::config("model/Qwen3-4B.json"));
+  c.hardware = load_hardware_spec(test::config("hardware/h200.yaml"));
+  c.train = load_train_spec(test::config("train/sft-4b.yaml"));
+  c.train.batch_rows = 256;
+  c.budgets = {c.hardware.device.memory_bytes, int64_t{512} << 30};
+  c.pins = {{"waves", "1"}, {"micro_batches", "64"}, {"chunk", "64MiB"}};
+  EXPECT_THAT(activation_text(run(c).best.front().plan), testing::HasSubstr("offload"));
+  Case recompute = c;
+  recompute.pins["activation"] = "recompute";
+  EXPECT_THROW(run(recompute), Error);
+  Case little_host = c;
+  little_host.budgets.host_bytes = int64_t{64} << 30;
+  EXPECT_THROW(run(little_host), Error);
 }
 
 // A difference that the simulator cannot know does not buy memory.
@@ -401,6 +436,23 @@ TEST(NothingFits, NamesBothBudgets) {
   const std::string message = nothing_fits(c);
   c.budgets = {advised(message, "--gpu-memory ") << 20, advised(message, "--host-memory ") << 20};
   EXPECT_NO_THROW(run(c));
+}
+
+TEST(NothingFits, OffersHostMemoryForOffload) {
+  Case c = fixed_case();
+  c.train.seq = 4096;  // layer inputs of some MiB
+  const std::vector<Priced> all = price_all(c);
+  // What the smallest plan needs on either side, but these are two plans.
+  c.budgets.device_bytes = std::ranges::min(all, {}, &Priced::device_bytes).device_bytes;
+  c.budgets.host_bytes = std::ranges::min(all, {}, &Priced::host_bytes).host_bytes;
+  const std::string message = nothing_fits(c);
+  EXPECT_THAT(message, testing::HasSubstr("of GPU memory per rank: "));
+  const int64_t mib = advised(message, "offload activations to more host memory (--host-memory ");
+  ASSERT_GT(mib << 20, c.budgets.host_bytes);
+  c.budgets.host_bytes = mib << 20;
+  EXPECT_NO_THROW(run(c));
+  c.budgets.host_bytes = (mib - 1) << 20;
+  EXPECT_NE(nothing_fits(c), "");
 }
 
 TEST(NothingFits, OffersChangesThatFit) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "model/spec/layout.h"
+#include "model/spec/model_spec.h"
 #include "model/spec/plan.h"
 
 namespace slidedp::testing {
@@ -83,6 +84,13 @@ inline Traffic step_traffic(const ModelLayout& layout, const Plan& plan) {
   layers.delivery = unit_traffic(plan, elements, layer_deliveries(layout, plan), 1).delivery;
   total += layers;
   return total;
+}
+
+// Read by act_h2d, and as much again written by act_d2h, over all ranks: the input of every layer that offloads, for
+// every token of the step.
+inline int64_t offloaded_bytes(const ModelSpec& model, const Plan& plan) {
+  const auto layers = std::ranges::count(plan.activation, ActivationPolicy::offload);
+  return layers * plan.batch_rows() * plan.seq * model.hidden * size_of(plan.compute);
 }
 
 }  // namespace slidedp::testing

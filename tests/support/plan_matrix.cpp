@@ -95,7 +95,10 @@ void PlanMatrix::make_dimensions() {
                {recompute, recompute, recompute, recompute},
                {recompute, keep, recompute, keep},
                {selective, selective, keep, keep},
-               {recompute, selective, keep, selective}},
+               {recompute, selective, keep, selective},
+               {offload, offload, offload, offload},
+               {offload, keep, offload, selective},
+               {recompute, offload, offload, keep}},
       [](MatrixPlan& to, const std::vector<ActivationPolicy>& value) { to.plan.activation = value; });
   number("layer slots", false, false, {1, 2, 3, 4}, &Plan::layer_slots);
   number("gradient slots", false, false, {1, 2, 4}, &Plan::gradient_slots);

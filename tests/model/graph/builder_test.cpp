@@ -37,6 +37,7 @@ TEST(StepGraph, DeliversReducesAndUpdatesEveryChunkOnRandomPlans) {
     const StepGraph graph = build(RandomProblem(seed));
     ASSERT_EQ(check_deliveries(graph), "") << "seed " << seed;
     ASSERT_EQ(check_gradients(graph), "") << "seed " << seed;
+    ASSERT_EQ(check_activations(graph), "") << "seed " << seed;
   }
 }
 
@@ -87,6 +88,25 @@ TEST(StepGraph, CheckFindsMissingDelivery) {
   ASSERT_NE(delivery, graph.tasks.end());
   graph.tasks.erase(delivery);
   EXPECT_NE(check_deliveries(graph), "");
+}
+
+TEST(StepGraph, CheckFindsAnInputWrittenOver) {
+  for (const TaskKind kind : {TaskKind::act_d2h, TaskKind::act_h2d, TaskKind::fwd, TaskKind::recompute}) {
+    RandomProblem problem(1);
+    problem.plan.activation.assign(problem.plan.activation.size(), ActivationPolicy::offload);
+    StepGraph graph = build(problem);
+    const auto task = std::find_if(graph.tasks.begin(), graph.tasks.end(),
+                                   [&](const Task& task) { return task.kind == kind && task.unit == 1; });
+    ASSERT_NE(task, graph.tasks.end());
+    if (kind == TaskKind::recompute) {  // reads another buffer of the same size
+      for (Access& access : task->accesses) {
+        if (access.role == Role::hidden_in) ++access.buffer;
+      }
+    } else {
+      graph.tasks.erase(task);
+    }
+    EXPECT_NE(check_activations(graph), "") << name(kind);
+  }
 }
 
 TEST(StepGraph, FirstStepHasNoDeferredUpdateAndFlushHasOnlyThose) {
@@ -243,6 +263,73 @@ TEST(StepGraph, SizesSavedAreasByPolicy) {
   EXPECT_LT(expected.back(), expected.front());
   std::sort(sizes.begin(), sizes.end(), std::greater<>());
   EXPECT_EQ(sizes, expected);
+}
+
+// The copies of offloaded layer inputs run beside computing: each way in its own lane, and the next micro-batch's (or
+// layer's) input is on its way while this one's layer is computed backward.
+TEST(StepGraph, OffloadsBesideComputing) {
+  for (const int micro_batches : {1, 3}) {
+    RandomProblem problem(1);
+    problem.model.layers = 5;
+    problem.plan.activation.assign(5, ActivationPolicy::offload);
+    problem.plan.waves = 1;
+    problem.plan.micro_batches = micro_batches;
+    problem.plan.accumulator = DType::fp32;
+    problem.plan.model = problem.model.fingerprint();
+    problem.train.batch_rows = problem.plan.batch_rows();
+    const StepGraph graph = build(problem);
+    const auto place = [&](int boundary, const Task& task) { return boundary * micro_batches + task.micro_batch; };
+    int from_backward = 0, from_forward = 0;
+    for (const Task& task : graph.tasks) {
+      for (const TaskId dep : task.deps) {
+        const Task& before = graph.tasks[static_cast<size_t>(dep)];
+        if (task.kind == TaskKind::act_h2d && before.kind == TaskKind::bwd) {
+          ++from_backward;
+          EXPECT_GT(place(-task.unit, task), place(-before.unit, before) + micro_batches) << graph.describe(dep);
+        }
+        // Forward waits only for a copy that began before the last `micro_batches` tasks of forward.
+        if (task.kind == TaskKind::fwd && before.kind == TaskKind::act_d2h) {
+          ++from_forward;
+          EXPECT_GT(place(task.unit, task), place(before.unit - 1, before) + micro_batches) << graph.describe(dep);
+        }
+      }
+      const bool act = task.kind == TaskKind::act_d2h || task.kind == TaskKind::act_h2d;
+      EXPECT_EQ(act, task.lane.kind == LaneKind::act_d2h || task.lane.kind == LaneKind::act_h2d);
+    }
+    EXPECT_GT(from_backward, 0);
+    EXPECT_GT(from_forward, 0);
+  }
+}
+
+// Layers that offload hold no input on the device: a ring of a slot more than micro-batches serves all of them and the
+// head, and the inputs lie on the host.
+TEST(MemoryTable, HoldsOffloadedInputsOnTheHost) {
+  RandomProblem problem(1);
+  problem.model.layers = 5;
+  problem.plan.ranks = 2;
+  problem.plan.micro_batches = 3;
+  problem.plan.accumulator = DType::fp32;
+  problem.plan.model = problem.model.fingerprint();
+  problem.train.batch_rows = problem.plan.batch_rows();
+  const int64_t hidden = hidden_bytes(problem.model, problem.plan.micro_batch_tokens(), problem.plan.compute);
+  const auto bytes = [&](std::vector<ActivationPolicy> activation) {
+    problem.plan.activation = std::move(activation);
+    std::map<BufferKind, int64_t> sums;
+    for (const Buffer& buffer : build(problem).buffers) {
+      if (buffer.rank <= 0) sums[buffer.kind] += buffer.bytes;
+    }
+    return sums;
+  };
+  using enum ActivationPolicy;
+  auto recomputed = bytes({recompute, recompute, recompute, recompute, recompute});
+  EXPECT_EQ(recomputed[BufferKind::hidden], 6 * 3 * hidden);
+  auto offloaded = bytes({offload, offload, offload, offload, offload});
+  EXPECT_EQ(offloaded[BufferKind::hidden], (3 + 1) * hidden);
+  EXPECT_EQ(offloaded[BufferKind::activation_host], 2 * 5 * 3 * hidden);
+  EXPECT_EQ(offloaded[BufferKind::saved], recomputed[BufferKind::saved]);
+  auto mixed = bytes({offload, keep, recompute, offload, selective});
+  EXPECT_EQ(mixed[BufferKind::hidden], (3 * 3 + 3 + 1) * hidden);
+  EXPECT_EQ(mixed[BufferKind::activation_host], 2 * 2 * 3 * hidden);
 }
 
 TEST(MemoryTable, IsTheSumOfTheBuffers) {

@@ -23,6 +23,9 @@ std::optional<Conflict> find_unordered_conflict(const StepGraph& graph);
 // Empty if every compute task reads only weights that were delivered to its slot (all chunks, from all ranks' shards);
 // else what is wrong.
 std::string check_deliveries(const StepGraph& graph);
+// Empty if, in program order, every compute task and copy reads the hidden states of its own layer, micro-batch and
+// wave, and those of the layers that offload are on the host between forward and backward; else what is wrong.
+std::string check_activations(const StepGraph& graph);
 // Empty if every gradient group of every chunk lands once from every rank (or its shards once), and every chunk is
 // updated exactly once, after all of it has landed.
 std::string check_gradients(const StepGraph& graph);

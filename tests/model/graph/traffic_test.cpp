@@ -48,6 +48,24 @@ void expect_same(const Traffic& counted, const Traffic& expected, const std::str
   EXPECT_EQ(counted.update, expected.update) << what;
 }
 
+TEST(Traffic, OfOffloadedActivationsIsEveryTokenOnceEachWay) {
+  int offloading = 0;
+  for (uint32_t seed = 0; seed < 300; ++seed) {
+    const RandomProblem problem(seed);
+    const StepGraph graph = build_step_graph(problem.model, problem.train, problem.plan);
+    int64_t up = 0, down = 0;
+    for (const Task& task : graph.tasks) {
+      if (task.kind == TaskKind::act_d2h) up += task.work.link_bytes;
+      if (task.kind == TaskKind::act_h2d) down += task.work.link_bytes;
+    }
+    const int64_t expected = offloaded_bytes(problem.model, problem.plan);
+    offloading += expected > 0;
+    ASSERT_EQ(up, expected) << "seed " << seed;
+    ASSERT_EQ(down, expected) << "seed " << seed;
+  }
+  EXPECT_GT(offloading, 100);
+}
+
 TEST(Traffic, FollowsTheClosedFormOnRandomPlans) {
   std::map<std::tuple<Delivery, Reduction, UpdatePolicy, bool>, int> seen;
   for (uint32_t seed = 0; seed < 600; ++seed) {

@@ -161,6 +161,44 @@ TEST(PlannedGraphs, SelectiveTakesLongerThanKeepAndLessThanRecompute) {
   }
 }
 
+// On the catalogue's H200 the inputs of a 4B model's layers go to the host and back while the layers compute. On a link
+// too slow for that the step takes what the link needs.
+TEST(PlannedGraphs, OffloadTakesNoTimeUntilTheLinkLimits) {
+  const std::filesystem::path configs = std::filesystem::path(SLIDEDP_SOURCE_DIR) / "configs";
+  const ModelSpec model = load_model_spec(configs / "model" / "Qwen3-4B.json");
+  HardwareSpec machine = load_hardware_spec(configs / "hardware" / "h200.yaml");
+  Plan plan;
+  plan.model = model.fingerprint();
+  plan.backend = "cuda";
+  plan.compute = DType::bf16;
+  plan.chunk_elements = 32 << 20;
+  plan.seq = 4096;
+  plan.micro_batch_rows = 8;
+  plan.micro_batches = 2;
+  plan.head_chunk_tokens = 1024;
+  plan.threads.update = 14;
+  TrainSpec train;
+  train.seq = plan.seq;
+  train.batch_rows = plan.batch_rows();
+  train.steps = 1;
+  const auto simulated = [&](ActivationPolicy policy) {
+    plan.activation.assign(static_cast<size_t>(model.layers), policy);
+    validate_plan(plan, model, train);
+    return simulate(build_step_graph(model, train, plan), machine);
+  };
+  const double recompute_s = simulated(ActivationPolicy::recompute).step.seconds;
+  // Beyond what the copies make others wait for: a few of them at the turn, of 3 ms each.
+  EXPECT_NEAR(simulated(ActivationPolicy::offload).step.seconds, recompute_s, 0.01 * recompute_s);
+
+  machine.pcie.d2h.gbps = 2;
+  const Simulation slow = simulated(ActivationPolicy::offload);
+  const double parameters = static_cast<double>(make_layout(model).elements);
+  const double inputs = 36.0 * 2 * 32768 * 2560 * 2, gradients = 2 * parameters;
+  EXPECT_GE(slow.step.seconds * (1 + 1e-3), (inputs + gradients) / 2e9);  // the stopping rule
+  EXPECT_EQ(slow.bottleneck, "rank 0 d2h link");
+  EXPECT_GT(slow.step.seconds, 1.5 * simulated(ActivationPolicy::recompute).step.seconds);
+}
+
 TEST(PlannedGraphs, AFasterMachineWithoutContentionIsNeverSlower) {
   std::mt19937 random(5);
   for (uint32_t seed = 0; seed < 60; ++seed) {

@@ -284,13 +284,5 @@ TEST(ValidatePlan, Combinations) {
               AllOf(field("landing_slots"), HasSubstr("deferred")));
 }
 
-TEST(ValidatePlan, RefusesWhatThisVersionDoesNotRun) {
-  const auto unsupported = [](const char* name, const char* value) {
-    return AllOf(field(name), HasSubstr(std::string(value) + " is not supported in this version"));
-  };
-  EXPECT_THAT(refused_plan([](Plan& plan) { plan.activation[0] = ActivationPolicy::offload; }),
-              unsupported("activation", "offload"));
-}
-
 }  // namespace
 }  // namespace slidedp

@@ -133,6 +133,8 @@ class Failure : public ::testing::Test {
     plan.delivery = Delivery::sharded;
     plan.reduction = Reduction::gpu;
     plan.wire = DType::bf16;
+    using enum ActivationPolicy;
+    plan.activation = {offload, keep, offload, recompute};
     return plan;
   }
   TinyTraining training_{true};

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "model/cost/activations.h"
 #include "tests/support/tiny_run.h"
 
 namespace slidedp::testing {
@@ -12,8 +13,8 @@ TEST(Memory, MeasuredPeaksStayWithinThePlan) {
   for (const bool tied : {true, false}) {
     const TinyTraining training(tied);
     for (const int ranks : {1, 2, 4}) {
-      for (const ActivationPolicy policy :
-           {ActivationPolicy::keep, ActivationPolicy::selective, ActivationPolicy::recompute}) {
+      for (const ActivationPolicy policy : {ActivationPolicy::keep, ActivationPolicy::selective,
+                                            ActivationPolicy::recompute, ActivationPolicy::offload}) {
         for (const UpdatePolicy update : {UpdatePolicy::eager, UpdatePolicy::deferred}) {
           Plan plan = training.plan(ranks, 2);
           if (ranks > 1) {
@@ -34,6 +35,18 @@ TEST(Memory, MeasuredPeaksStayWithinThePlan) {
       }
     }
   }
+}
+
+// All inputs of the layers and the head's but for a ring of one more than micro-batches.
+TEST(Memory, OffloadedInputsAreNotOnTheDevice) {
+  const TinyTraining training(true);
+  Plan plan = training.plan(2, 4);
+  plan.activation.assign(plan.activation.size(), ActivationPolicy::recompute);
+  const int64_t recompute = training.run(plan, training.train(), 1).device_peak;
+  plan.activation.assign(plan.activation.size(), ActivationPolicy::offload);
+  const int64_t inputs = 4 * (training.model().layers + 1), ring = 4 + 1;
+  EXPECT_EQ(training.run(plan, training.train(), 1).device_peak,
+            recompute - (inputs - ring) * hidden_bytes(training.model(), plan.micro_batch_tokens(), plan.compute));
 }
 
 }  // namespace

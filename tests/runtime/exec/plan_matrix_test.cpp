@@ -78,14 +78,16 @@ class PlanMatrixRuns : public ::testing::TestWithParam<bool> {
     EXPECT_GT(result.temporary_peak, 0);
   }
 
-  // What the devices copied: weights and gradients by the closed form, token ids, labels, positions and losses beside.
-  static void expect_planned_copies(const StepGraph& graph, const RunResult& result) {
+  // What the devices copied: weights, gradients and offloaded activations by the closed forms, token ids, labels,
+  // positions and losses beside.
+  void expect_planned_copies(const StepGraph& graph, const RunResult& result) const {
     const Plan& plan = graph.plan;
     const Traffic traffic = step_traffic(graph.layout, plan);
     const int64_t micro_batches = int64_t{1} * plan.ranks * plan.waves * plan.micro_batches;
     const int64_t batch = micro_batches * plan.micro_batch_tokens() * 3 * 4, losses = micro_batches * 8;
-    EXPECT_EQ(result.copied.to_device, kSteps * (traffic.delivery + batch));
-    EXPECT_EQ(result.copied.to_host, kSteps * (traffic.landing + losses));
+    const int64_t offloaded = offloaded_bytes(training_.model(), plan);
+    EXPECT_EQ(result.copied.to_device, kSteps * (traffic.delivery + batch + offloaded));
+    EXPECT_EQ(result.copied.to_host, kSteps * (traffic.landing + losses + offloaded));
   }
 
   // Ranks, reduction, waves, micro-batches and head chunks only change the order in which fp32 sums are rounded. A sum

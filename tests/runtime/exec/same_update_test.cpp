@@ -33,6 +33,12 @@ std::vector<Variant> exact_variants() {
          p.activation[2] = ActivationPolicy::recompute;
          p.activation[3] = ActivationPolicy::selective;
        }},
+      {"offload", [](Plan& p) { p.activation.assign(p.activation.size(), ActivationPolicy::offload); }},
+      {"all activation policies",
+       [](Plan& p) {
+         using enum ActivationPolicy;
+         p.activation = {offload, recompute, offload, selective};
+       }},
       {"deferred", [](Plan& p) { p.update = UpdatePolicy::deferred; }},
       {"split", [](Plan& p) { p.update = UpdatePolicy::split; }},
       {"split, three update threads, chunks that divide no unit",
