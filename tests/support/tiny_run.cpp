@@ -18,11 +18,11 @@ namespace {
 
 constexpr int64_t kRows = 8, kSeq = 16;
 
-ModelSpec tiny_model(bool tied) {
+ModelSpec tiny_model(bool tied, int64_t hidden) {
   ModelSpec model;
   model.name = "tiny";
   model.family = ModelFamily::qwen3;
-  model.hidden = 40;
+  model.hidden = hidden;
   model.intermediate = 56;
   model.layers = 4;
   model.heads = 4;
@@ -85,7 +85,9 @@ double relative_difference(const std::vector<float>& a, const std::vector<float>
   return std::sqrt(norm == 0 ? difference : difference / norm);
 }
 
-TinyTraining::TinyTraining(bool tied) : model_(tiny_model(tied)), layout_(make_layout(model_)) {
+TinyTraining::TinyTraining(bool tied) : TinyTraining(tied, 40) {}
+
+TinyTraining::TinyTraining(bool tied, int64_t hidden) : model_(tiny_model(tied, hidden)), layout_(make_layout(model_)) {
   std::string pattern = (std::filesystem::temp_directory_path() / "slidedp-XXXXXX").string();
   if (mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
   folder_ = pattern;

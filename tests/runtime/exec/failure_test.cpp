@@ -51,9 +51,9 @@ class FaultyCompute final : public Compute {
     trip(Where::embedding_forward);
     real_->embedding_forward(weights, batch, out);
   }
-  void embedding_backward(const MicroBatch& batch, const void* in, void* gradients, bool first) override {
+  void embedding_backward(const MicroBatch& batch, const void* in, void* gradients, int64_t rows, bool first) override {
     trip(Where::embedding_backward);
-    real_->embedding_backward(batch, in, gradients, first);
+    real_->embedding_backward(batch, in, gradients, rows, first);
   }
   void layer_forward(int layer, const void* w, const MicroBatch& b, const void* in, void* saved, void* out) override {
     trip(Where::layer_forward);

@@ -204,7 +204,7 @@ TEST_P(Embedding, LookupAndScatterInTokenOrder) {
   Slot<float> slot(layout.embedding().elements);
   std::vector<float> expected(static_cast<size_t>(layout.embedding().elements), 0.0f);
   for (const bool first : {true, false}) {
-    compute->embedding_backward(batch.micro_batch(), gradient.data(), slot.data(), first);
+    compute->embedding_backward(batch.micro_batch(), gradient.data(), slot.data(), model.vocabulary, first);
     for (int64_t t = 0; t < tokens; ++t) {
       for (int64_t i = 0; i < hidden; ++i) {
         expected[static_cast<size_t>(batch.ids[static_cast<size_t>(t)] * hidden + i)] +=
@@ -227,8 +227,8 @@ TEST_P(Embedding, Bf16SlotIsRoundedOnceARow) {
   const auto gradient = random_hidden(64 * model.hidden, 2);
   Slot<float> sum(layout.embedding().elements);
   Slot<uint16_t> slot(layout.embedding().elements);
-  exact->embedding_backward(batch.micro_batch(), gradient.data(), sum.data(), true);
-  compute->embedding_backward(batch.micro_batch(), gradient.data(), slot.data(), true);
+  exact->embedding_backward(batch.micro_batch(), gradient.data(), sum.data(), model.vocabulary, true);
+  compute->embedding_backward(batch.micro_batch(), gradient.data(), slot.data(), model.vocabulary, true);
   for (int64_t i = 0; i < slot.elements(); ++i) ASSERT_EQ(slot.data()[i], to_bf16(sum.data()[i])) << i;
 }
 
