@@ -155,7 +155,12 @@ void Builder::emit_update(int unit, size_t chunk, UpdatePart part, Rows rows) {
   Task& task = emit_chunk(TaskKind::update, {LaneKind::update, -1}, unit, chunk, rows);
   task.phases = kUpdatePhases;
   // After the weights of all units, in the order of landing: a chunk's gradient waits for its moments.
-  if (part == UpdatePart::moments) task.need = 2 * total_chunks_ + moments_turn_++;
+  if (part == UpdatePart::moments) {
+    // An untied lookup's gradient lands last of all.
+    const bool last = touched() && unit == 0 && !graph_.layout.tied;
+    task.need = last ? 3 * total_chunks_ - static_cast<int32_t>(chunks(0).size()) + task.chunk
+                     : 2 * total_chunks_ + moments_turn_++;
+  }
   // The head's delivery is the first to need them; an untied embedding's are needed in the next wave or step.
   if (rows == Rows::untouched) task.need += graph_.layout.tied ? first_chunk_.back() : total_chunks_;
   if (touched() && unit == 0) {

@@ -60,7 +60,7 @@ int64_t rounding(const StepGraph& graph) {
 
 TEST(Traffic, FollowsTheClosedFormOnRandomPlans) {
   std::map<std::tuple<Delivery, Reduction, UpdatePolicy, bool, VocabularyRows>, int> seen;
-  for (uint32_t seed = 0; seed < 600; ++seed) {
+  for (uint32_t seed = 0; seed < 800; ++seed) {
     const RandomProblem problem(seed);
     const Plan& plan = problem.plan;
     validate_plan(plan, problem.model, problem.train);

@@ -232,6 +232,24 @@ TEST_P(Embedding, Bf16SlotIsRoundedOnceARow) {
   for (int64_t i = 0; i < slot.elements(); ++i) ASSERT_EQ(slot.data()[i], to_bf16(sum.data()[i])) << i;
 }
 
+// A matrix of some rows: those are overwritten, and nothing behind them.
+TEST_P(Embedding, ScatterIntoFewerRows) {
+  const ModelSpec model = head_model(false);
+  const ModelLayout layout = make_layout(model);
+  TestBatch batch(model, 1, 64, {64}, 5);
+  for (int32_t& id : batch.ids) id = id % 7;
+  const auto compute = make_aten_compute(model, layout, plan_for(model, 1, 64, GetParam()));
+  const auto gradient = random_hidden(64 * model.hidden, 2);
+  const int64_t rows = 9, elements = rows * model.hidden;
+  Slot<float> whole(layout.embedding().elements), compact(layout.embedding().elements);
+  std::fill_n(compact.data(), compact.elements(), 5.0F);
+  compute->embedding_backward(batch.micro_batch(), gradient.data(), whole.data(), model.vocabulary, true);
+  compute->embedding_backward(batch.micro_batch(), gradient.data(), compact.data(), rows, true);
+  for (int64_t i = 0; i < compact.elements(); ++i) {
+    ASSERT_EQ(compact.data()[i], i < elements ? whole.data()[i] : 5.0F) << i;
+  }
+}
+
 TEST(EmbeddingErrors, IdBeyondTheVocabularyIsRefused) {
   const ModelSpec model = head_model(false);
   const ModelLayout layout = make_layout(model);
