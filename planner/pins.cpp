@@ -141,6 +141,11 @@ std::vector<std::pair<std::string_view, Setter>> size_setters() {
       {"vocabulary_slots", count_setter(&P::vocabulary_slots, "vocabulary_slots", 1)},
       {"vocabulary_kept",
        [](P& p, std::string_view v, int64_t) { p.vocabulary_kept = parse_bool("vocabulary_kept", v); }},
+      {"vocabulary_rows",
+       [](P& p, std::string_view v, int64_t) {
+         p.vocabulary_rows = parse_name<VocabularyRows>("vocabulary_rows", v, parse_vocabulary_rows,
+                                                        {VocabularyRows::all, VocabularyRows::touched});
+       }},
       {"wire_slots", count_setter(&P::wire_slots, "wire_slots", 1)},
       {"landing_slots", count_setter(&P::landing_slots, "landing_slots", 0)},
       {"threads.update", count_setter(&P::update_threads, "threads.update", 1)},

@@ -22,6 +22,7 @@ struct PinnedFields {
   std::optional<int> ranks, micro_batches, waves;
   std::optional<int> layer_slots, gradient_slots, vocabulary_slots, wire_slots, landing_slots;
   std::optional<bool> vocabulary_kept;
+  std::optional<VocabularyRows> vocabulary_rows;
   std::optional<int> update_threads, compute_threads;
 };
 

@@ -69,6 +69,7 @@ nlohmann::json plan_json(const Plan& plan) {
           {"gradient_slots", plan.gradient_slots},
           {"vocabulary_slots", plan.vocabulary_slots},
           {"vocabulary_kept", plan.vocabulary_kept},
+          {"vocabulary_rows", name(plan.vocabulary_rows)},
           {"wire_slots", plan.wire_slots},
           {"landing_slots", plan.landing_slots},
           {"threads.update", plan.threads.update},

@@ -20,6 +20,8 @@
 //   gradient_slots        2          vocabulary_slots  1          wire_slots  2
 //   landing_slots         one wave: 0; several: as many chunks as two layers have, and with split updates 0 too
 //   vocabulary_kept       false; true too with a tied head
+//   vocabulary_rows       touched where hidden is a multiple of 64 and train.touched_vocabulary_share at most 1/2;
+//                         else all
 //   threads               cuda: update = cores - ranks - 1; cpu: update = cores - ranks, or cores; compute_per_rank = 1
 //
 // Plans of more than 2 million tasks a step are left out.

@@ -148,6 +148,14 @@ std::vector<ThreadSplit> thread_splits(const SearchProblem& problem, int ranks) 
   return splits;
 }
 
+// Touched rows take work off the step's end. When most rows are touched nothing is left to do early.
+VocabularyRows vocabulary_rows(const SearchProblem& problem) {
+  constexpr double kMost = 0.5;
+  if (problem.pins.vocabulary_rows) return *problem.pins.vocabulary_rows;
+  const bool possible = problem.model.hidden % kBlockElements == 0;
+  return possible && problem.train.touched_vocabulary_share <= kMost ? VocabularyRows::touched : VocabularyRows::all;
+}
+
 // The fields whose value does not depend on others.
 Combination base_plan(const SearchProblem& problem) {
   const PinnedFields& pins = problem.pins;
@@ -159,6 +167,7 @@ Combination base_plan(const SearchProblem& problem) {
   plan.wire = pins.wire.value_or(DType::bf16);
   plan.gradient_slots = pins.gradient_slots.value_or(2);
   plan.vocabulary_slots = pins.vocabulary_slots.value_or(1);
+  plan.vocabulary_rows = vocabulary_rows(problem);
   plan.wire_slots = pins.wire_slots.value_or(2);
   return plan;
 }
@@ -202,14 +211,15 @@ void add_variants(const SearchProblem& problem, const Combination& plan, std::ve
 }
 
 // Buffers of the plan, without tasks. `ranks`: those whose buffers are declared.
-StepGraph with_buffers(const SearchProblem& problem, const Plan& plan, int ranks = 0) {
+StepGraph with_buffers(const SearchProblem& problem, const Plan& plan, const TouchedRows& touched, int ranks) {
   StepGraph graph;
   graph.plan = plan;
+  graph.touched = touched;
   graph.layout = problem.layout;
   for (const UnitLayout& unit : problem.layout.units) {
     graph.chunks.push_back(make_chunks(unit, plan.chunk_elements, plan.ranks));
   }
-  declare_buffers(graph, problem.model, ranks > 0 ? ranks : plan.ranks);
+  declare_buffers(graph, problem.model, ranks);
   return graph;
 }
 
@@ -354,7 +364,8 @@ Plan complete(const SearchProblem& problem, const Combination& combination, Acti
 }
 
 MemoryTable plan_memory(const SearchProblem& problem, const Plan& plan) {
-  return memory_table(with_buffers(problem, plan), problem.model, problem.hardware);
+  const TouchedRows touched = plan_touched_rows(plan, problem.model, problem.train);
+  return memory_table(with_buffers(problem, plan, touched, plan.ranks), problem.model, problem.hardware);
 }
 
 CombinationMemory::CombinationMemory(const SearchProblem& problem, const Combination& combination)
@@ -362,10 +373,12 @@ CombinationMemory::CombinationMemory(const SearchProblem& problem, const Combina
       layers_(problem.pins.activation ? 0 : problem.layout.layers),
       head_chunks_(slidedp::head_chunks(problem, combination)) {
   Plan plan = complete(problem, combination, {}, head_chunks_.front());
+  // Of all micro-batches: a list grows with them, but not beyond the vocabulary.
+  const TouchedRows touched = plan_touched_rows(plan, problem.model, problem.train);
   std::array<int64_t, 2> device{}, host{};
   for (size_t i = 0; i < 2; ++i) {
     plan.micro_batches = static_cast<int>(i) + 1;
-    const StepGraph graph = with_buffers(problem, plan, 1);
+    const StepGraph graph = with_buffers(problem, plan, touched, 1);
     for (const Buffer& buffer : graph.buffers) {
       const int alike = buffer.owner < 0 ? 1 : plan.ranks;
       (buffer.on_host() ? host : device)[i] += alike * buffer.bytes;
@@ -428,7 +441,9 @@ int64_t CombinationMemory::device_bytes(ActivationCounts counts, size_t head_chu
 }
 
 int64_t estimate_tasks(const SearchProblem& problem, const Plan& plan) {
-  const int64_t chunks = problem.layout.elements / plan.chunk_elements + problem.layout.layers + 2;
+  const TouchedRows touched = plan_touched_rows(plan, problem.model, problem.train);
+  const int64_t chunks = problem.layout.elements / plan.chunk_elements + problem.layout.layers + 2 +
+                         static_cast<int64_t>(touched.chunks.size());
   const int64_t compute = ((problem.layout.layers + 2) * 3 + 2 * activation_counts(plan).offload) * plan.micro_batches;
   return plan.waves * (plan.ranks * (chunks * 7 + compute) + 2 * chunks);
 }

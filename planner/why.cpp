@@ -114,6 +114,24 @@ std::string activation_sentence(const SearchProblem& problem, const Budgets& bud
   return fmt::format("activation {}: to save more would fit but hardly be faster, and need more memory.", chosen);
 }
 
+std::string rows_sentence(const SearchProblem& problem, const Plan& plan) {
+  const double share = 100 * problem.train.touched_vocabulary_share;
+  const std::string head = fmt::format("vocabulary_rows {}: ", name(plan.vocabulary_rows));
+  if (problem.pins.vocabulary_rows) return head + "pinned.";
+  if (plan.vocabulary_rows == VocabularyRows::touched) {
+    return head + fmt::format(
+                      "a step's tokens touch {:.3g} % of the rows (train.touched_vocabulary_share); the others "
+                      "are updated before the step's end.",
+                      share);
+  }
+  if (problem.model.hidden % kBlockElements != 0) {
+    return head +
+           fmt::format("a row of {} elements is not made of whole blocks of {}.", problem.model.hidden, kBlockElements);
+  }
+  return head +
+         fmt::format("a step's tokens touch {:.3g} % of the rows (train.touched_vocabulary_share), too many.", share);
+}
+
 std::string bottleneck_sentence(const SearchProblem& problem, const Candidate& winner) {
   return fmt::format("The step takes {} ({}); the busiest resource is {}, and compute waits {} a step.",
                      format_seconds(winner.step.seconds), problem.hardware.measured ? "predicted" : "estimate",
@@ -138,6 +156,7 @@ std::vector<std::string> explain(const SearchProblem& problem, const Budgets& bu
       why.push_back(sentence(choice, chosen, *other, budgets, winner));
     }
   }
+  why.push_back(rows_sentence(problem, winner.plan));
   why.push_back(activation_sentence(problem, budgets, winner));
   return why;
 }

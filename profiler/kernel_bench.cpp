@@ -128,7 +128,7 @@ double KernelBench::embedding_backward(bool first) {
   if (embedding_gradients_.data() == nullptr) embedding_gradients_ = filled(layout_.embedding().elements, DType::fp32);
   return time([&] {
     backend_.compute.front()->embedding_backward(make_batch(), hidden_gradient_.data(), embedding_gradients_.data(),
-                                                 first);
+                                                 model_.vocabulary, first);
   });
 }
 

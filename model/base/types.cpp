@@ -11,6 +11,7 @@ constexpr std::array<std::string_view, 3> kDeliveries{"replicated", "sharded", "
 constexpr std::array<std::string_view, 2> kReductions{"cpu", "gpu"};
 constexpr std::array<std::string_view, 4> kActivations{"keep", "selective", "recompute", "offload"};
 constexpr std::array<std::string_view, 3> kUpdates{"eager", "deferred", "split"};
+constexpr std::array<std::string_view, 2> kVocabularyRows{"all", "touched"};
 constexpr std::array<std::string_view, kUpdateParts> kParts{"whole", "weights", "moments"};
 constexpr std::array<std::string_view, 3> kUnits{"embedding", "layer", "head"};
 constexpr std::array<std::string_view, kDeviceLanes + 1> kLanes{"compute", "h2d",     "d2h",   "comm",
@@ -46,6 +47,7 @@ std::string_view name(Delivery value) { return kDeliveries[static_cast<size_t>(v
 std::string_view name(Reduction value) { return kReductions[static_cast<size_t>(value)]; }
 std::string_view name(ActivationPolicy value) { return kActivations[static_cast<size_t>(value)]; }
 std::string_view name(UpdatePolicy value) { return kUpdates[static_cast<size_t>(value)]; }
+std::string_view name(VocabularyRows value) { return kVocabularyRows[static_cast<size_t>(value)]; }
 std::string_view name(UpdatePart value) { return kParts[static_cast<size_t>(value)]; }
 std::string_view name(UnitKind value) { return kUnits[static_cast<size_t>(value)]; }
 std::string_view name(LaneKind value) { return kLanes[static_cast<size_t>(value)]; }
@@ -57,5 +59,8 @@ std::optional<ActivationPolicy> parse_activation(std::string_view text) {
   return parse<ActivationPolicy>(kActivations, text);
 }
 std::optional<UpdatePolicy> parse_update(std::string_view text) { return parse<UpdatePolicy>(kUpdates, text); }
+std::optional<VocabularyRows> parse_vocabulary_rows(std::string_view text) {
+  return parse<VocabularyRows>(kVocabularyRows, text);
+}
 
 }  // namespace slidedp

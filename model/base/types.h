@@ -17,6 +17,9 @@ inline constexpr bool recomputes(ActivationPolicy policy) {
   return policy == ActivationPolicy::recompute || policy == ActivationPolicy::offload;
 }
 enum class UpdatePolicy : uint8_t { eager, deferred, split };
+// Rows of the embedding's matrix that a step's lookup delivers and gives a gradient of their own: all of them, or those
+// that its tokens touch.
+enum class VocabularyRows : uint8_t { all, touched };
 // What an update pass writes. `weights` (hi, lo) and then `moments` (m, v), with the same gradient and scalars, leave
 // the bits of `whole`.
 enum class UpdatePart : uint8_t { whole, weights, moments };
@@ -55,6 +58,7 @@ std::string_view name(Delivery);
 std::string_view name(Reduction);
 std::string_view name(ActivationPolicy);
 std::string_view name(UpdatePolicy);
+std::string_view name(VocabularyRows);
 std::string_view name(UpdatePart);
 std::string_view name(UnitKind);
 std::string_view name(LaneKind);
@@ -64,6 +68,7 @@ std::optional<Delivery> parse_delivery(std::string_view);
 std::optional<Reduction> parse_reduction(std::string_view);
 std::optional<ActivationPolicy> parse_activation(std::string_view);
 std::optional<UpdatePolicy> parse_update(std::string_view);
+std::optional<VocabularyRows> parse_vocabulary_rows(std::string_view);
 
 // A predicted and a measured value never mix by accident: they are different types. Unit: seconds.
 template <typename Source>

@@ -16,6 +16,7 @@ class Declarer {
     place_in_ring();
     declare_state();
     declare_landing();
+    if (touched()) declare_touched_rows();
     for (int rank = 0; rank < ranks; ++rank) {
       table_.ranks.emplace_back();
       declare_slots(rank);
@@ -51,8 +52,26 @@ class Declarer {
     table_.scalars = add(BufferKind::step_scalars, -1, -1, 64, "gradient norm and clip factor");
   }
 
+  bool touched() const { return graph_.touched.capacity > 0; }
+  int64_t touched_elements() const {  // of the compact matrix, padded
+    const Chunk& last = graph_.touched.chunks.back();
+    return last.begin + last.padded;
+  }
+
+  // The lookup's gradient always has places of its own: it is the last to land, and its chunks are small.
+  void declare_touched_rows() {
+    const Chunk& last = graph_.touched.chunks.back();
+    for (int source = 0; source < graph_.sources_per_group(); ++source) {
+      table_.lookup.push_back(add(BufferKind::landing, -1, -1, (last.begin + last.elements) * size_of(plan_.wire),
+                                  fmt::format("landing touched rows source {}", source)));
+    }
+    table_.touched_rows =
+        add(BufferKind::touched_rows, -1, -1, 2 * plan_.waves * graph_.touched.capacity * 4, "lists of touched rows");
+  }
+
   int64_t largest_chunk() const {
     int64_t largest = 0;
+    for (const Chunk& chunk : graph_.touched.chunks) largest = std::max(largest, chunk.padded);
     for (const auto& chunks : graph_.chunks) {
       for (const Chunk& chunk : chunks) largest = std::max(largest, chunk.padded);
     }
@@ -70,7 +89,8 @@ class Declarer {
       auto& groups = table_.landing.emplace_back();
       const int count = gradient_groups(graph_.layout, unit.unit);
       if (ring && (count == 1 || plan_.waves > 1)) continue;
-      for (int group = 0; group < count; ++group) {
+      const int dense = unit.unit == 0 && touched() ? count - 1 : count;
+      for (int group = 0; group < dense; ++group) {
         auto& of_group = groups.emplace_back();
         for (int source = 0; source < sources; ++source) {
           of_group.push_back(add(BufferKind::landing, -1, unit.unit, unit.elements * wire_bytes,
@@ -88,13 +108,22 @@ class Declarer {
   }
 
   int64_t slot_elements(SlotClass slot_class) const {
-    int64_t elements = 0;
+    const bool compact = slot_class == SlotClass::touched_rows || slot_class == SlotClass::vocabulary;
+    int64_t elements = touched() && compact ? touched_elements() : 0;
     for (const UnitLayout& unit : graph_.layout.units) {
+      // With touched rows no slot ever holds the whole matrix of an embedding that is not the head's too.
+      if (touched() && unit.unit == 0 && !graph_.layout.tied) continue;
       if (unit.slot_class == slot_class) {
         elements = std::max(elements, padded_elements(unit, plan_.chunk_elements, plan_.ranks));
       }
     }
     return elements;
+  }
+
+  // The lookup's gradient goes into the vocabulary's slot, which the head's has left by then.
+  int gradient_slots(SlotClass slot_class, int weight_slots) const {
+    if (slot_class == SlotClass::layer) return std::min(plan_.gradient_slots, graph_.layout.layers);
+    return slot_class == SlotClass::touched_rows ? 0 : std::min(weight_slots, 1);
   }
 
   void declare_slots(int rank) {
@@ -108,9 +137,7 @@ class Declarer {
             add(BufferKind::weight_slot, rank, -1, elements * 2,
                 fmt::format("rank {} weight slot {}[{}]", rank, name(slot_class), slot)));
       }
-      const int gradient =
-          slot_class == SlotClass::layer ? std::min(plan_.gradient_slots, graph_.layout.layers) : std::min(weight, 1);
-      for (int slot = 0; slot < gradient; ++slot) {
+      for (int slot = 0; slot < gradient_slots(slot_class, weight); ++slot) {
         buffers.gradients[static_cast<size_t>(c)].push_back(
             add(BufferKind::gradient_slot, rank, -1, elements * size_of(plan_.accumulator),
                 fmt::format("rank {} gradient slot {}[{}]", rank, name(slot_class), slot)));

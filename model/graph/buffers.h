@@ -32,6 +32,8 @@ struct BufferTable {
   std::vector<BufferId> accumulator;                        // by unit; empty with one wave
   std::vector<std::vector<std::vector<BufferId>>> landing;  // by unit, gradient group, source; empty unit: ring
   std::vector<std::vector<BufferId>> ring;                  // by source, ring slot
+  std::vector<BufferId> lookup;                             // touched rows: landing of their gradient, by source
+  BufferId touched_rows = -1;
   BufferId partials = -1, scalars = -1;
   std::vector<int64_t> partials_begin;  // by unit: first block
   // By boundary: its place among the boundaries in the ring of hidden states, -1 if it is not there. They are the
@@ -43,7 +45,7 @@ struct BufferTable {
 // Gradients that land separately for a unit: a tied embedding has two (head, lookup), every other unit one.
 int gradient_groups(const ModelLayout& layout, int unit);
 
-// Appends every buffer to graph.buffers. graph.plan, layout and chunks must be set.
+// Appends every buffer to graph.buffers. graph.plan, layout, chunks and touched must be set.
 BufferTable declare_buffers(StepGraph& graph, const ModelSpec& model);
 // Only the buffers of the host and of the first `ranks` ranks: all ranks are alike.
 BufferTable declare_buffers(StepGraph& graph, const ModelSpec& model, int ranks);

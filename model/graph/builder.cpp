@@ -1,6 +1,7 @@
 // Deliveries and compute tasks of one steady-state step.
 #include "model/graph/builder.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "model/cost/flops.h"
@@ -8,7 +9,7 @@
 
 namespace slidedp {
 
-Builder::Builder(const ModelSpec& model, const Plan& plan) : model_(model) {
+Builder::Builder(const ModelSpec& model, const TrainSpec& train, const Plan& plan) : model_(model) {
   graph_.plan = plan;
   graph_.layout = make_layout(model);
   int32_t chunks = 0;
@@ -18,6 +19,7 @@ Builder::Builder(const ModelSpec& model, const Plan& plan) : model_(model) {
     chunks += static_cast<int32_t>(graph_.chunks.back().size());
   }
   total_chunks_ = chunks;
+  graph_.touched = plan_touched_rows(plan, model, train);
   buffers_ = declare_buffers(graph_, model);
   visits_ = plan_visits(graph_.layout, plan);
   wire_bytes_ = size_of(plan.wire);
@@ -66,12 +68,12 @@ Task& Builder::emit(TaskKind kind, Lane lane, int unit) {
   return task;
 }
 
-Task& Builder::emit_chunk(TaskKind kind, Lane lane, int unit, size_t chunk) {
+Task& Builder::emit_chunk(TaskKind kind, Lane lane, int unit, size_t chunk, Rows rows) {
   Task& task = emit(kind, lane, unit);
   task.chunk = static_cast<int>(chunk);
-  task.elements_begin = chunks(unit)[chunk].begin;
-  task.elements = chunks(unit)[chunk].elements;
-  task.work.elements = task.elements;
+  task.elements_begin = chunk_of(unit, chunk, rows).begin;
+  task.elements = chunk_of(unit, chunk, rows).elements;
+  set_rows(task, rows);
   task.need = first_chunk_[static_cast<size_t>(unit)] + task.chunk;
   return task;
 }
@@ -91,10 +93,16 @@ void Builder::emit_batch() {
 }
 
 void Builder::emit_deliveries(const Visit& visit) {
+  wave_ = visit.wave;
   for (const Residency& weights : visit.weights) {
     if (!weights.deliver) continue;
-    if (plan().update != UpdatePolicy::eager && !updated(weights.unit)) emit_late_updates(weights.unit);
-    for (size_t chunk = 0; chunk < chunks(weights.unit).size(); ++chunk) emit_delivery(weights, chunk);
+    if (weights.touched) {
+      if (visit.wave == 0) emit_touched_updates();
+    } else if (!updated(weights.unit)) {
+      emit_late_updates(weights.unit);
+    }
+    const size_t count = weights.touched ? graph_.touched.chunks.size() : chunks(weights.unit).size();
+    for (size_t chunk = 0; chunk < count; ++chunk) emit_delivery(weights, chunk);
   }
 }
 
@@ -106,7 +114,7 @@ bool Builder::updated(int unit) {
 }
 
 void Builder::emit_delivery(const Residency& weights, size_t index) {
-  const Chunk& chunk = chunks(weights.unit)[index];
+  const Chunk& chunk = chunk_of(weights.unit, index, weights.touched ? Rows::touched : Rows::all);
   const bool sharded = plan().delivery == Delivery::sharded;
   const bool broadcast = plan().delivery == Delivery::broadcast;
   const int root = static_cast<int>(index) % plan().ranks;
@@ -115,37 +123,58 @@ void Builder::emit_delivery(const Residency& weights, size_t index) {
     if (broadcast && rank != root) continue;
     const int64_t begin = chunk.begin + (sharded ? rank * shard : 0);
     const int64_t elements = sharded ? chunk.shard_valid(rank, plan().ranks) : chunk.elements;
-    if (elements == 0) continue;
-    Task& task = emit_chunk(TaskKind::h2d, {LaneKind::h2d, rank}, weights.unit, index);
-    touch(task, Role::source, AccessMode::read, buffers_.hi[static_cast<size_t>(weights.unit)], begin * 2,
-          elements * 2);
-    touch(task, Role::target, AccessMode::write, weight_slot(rank, weights), begin * 2, elements * 2);
-    task.work.link_bytes = task.work.host_read_bytes = elements * 2;
+    if (elements > 0) emit_copy(weights, index, rank, begin, elements);
   }
   if (broadcast) emit_broadcast(weights, index, root);
-  if (!sharded) return;
-  for (int rank = 0; rank < plan().ranks; ++rank) {
-    Task& task = emit_chunk(TaskKind::all_gather, {LaneKind::comm, rank}, weights.unit, index);
-    const BufferId slot = weight_slot(rank, weights);
-    touch(task, Role::source, AccessMode::read, slot, (chunk.begin + rank * shard) * 2, shard * 2);
-    touch(task, Role::target, AccessMode::write, slot, chunk.begin * 2, chunk.padded * 2);
-    task.work.link_bytes = chunk.padded * 2;
-    task.group = groups_;
-  }
+  if (sharded) emit_all_gather(weights, index);
   ++groups_;
 }
 
-void Builder::emit_broadcast(const Residency& weights, size_t index, int root) {
-  const Chunk& chunk = chunks(weights.unit)[index];
+// One rank's h2d of a chunk, or of its part. Touched rows come from anywhere in the matrix.
+Task& Builder::emit_copy(const Residency& weights, size_t index, int rank, int64_t begin, int64_t elements) {
+  const Rows rows = weights.touched ? Rows::touched : Rows::all;
+  Task& task = emit_chunk(TaskKind::h2d, {LaneKind::h2d, rank}, weights.unit, index, rows);
+  const BufferId hi = buffers_.hi[static_cast<size_t>(weights.unit)];
+  int64_t copied = elements;
+  if (weights.touched) {
+    touch(task, Role::source, AccessMode::read, hi, 0, layout(weights.unit).elements * 2);
+    touch(task, Role::touched_rows, AccessMode::read, buffers_.touched_rows,
+          (wave_ * graph_.touched.capacity + begin / model_.hidden) * 4, elements / model_.hidden * 4);
+    const Chunk& chunk = graph_.touched.chunks[index];
+    copied = std::clamp<int64_t>(chunk.begin + expected(chunk, rows).elements - begin, 0, elements);
+  } else {
+    touch(task, Role::source, AccessMode::read, hi, begin * 2, elements * 2);
+  }
+  touch(task, Role::target, AccessMode::write, weight_slot(rank, weights), begin * 2, elements * 2);
+  task.work.link_bytes = task.work.host_read_bytes = copied * 2;
+  return task;
+}
+
+void Builder::emit_all_gather(const Residency& weights, size_t index) {
+  const Rows rows = weights.touched ? Rows::touched : Rows::all;
+  const Chunk& chunk = chunk_of(weights.unit, index, rows);
+  const int64_t shard = chunk.shard_elements(plan().ranks);
   for (int rank = 0; rank < plan().ranks; ++rank) {
-    Task& task = emit_chunk(TaskKind::broadcast, {LaneKind::comm, rank}, weights.unit, index);
+    Task& task = emit_chunk(TaskKind::all_gather, {LaneKind::comm, rank}, weights.unit, index, rows);
+    const BufferId slot = weight_slot(rank, weights);
+    touch(task, Role::source, AccessMode::read, slot, (chunk.begin + rank * shard) * 2, shard * 2);
+    touch(task, Role::target, AccessMode::write, slot, chunk.begin * 2, chunk.padded * 2);
+    task.work.link_bytes = expected(chunk, rows).padded * 2;
+    task.group = groups_;
+  }
+}
+
+void Builder::emit_broadcast(const Residency& weights, size_t index, int root) {
+  const Rows rows = weights.touched ? Rows::touched : Rows::all;
+  const Chunk& chunk = chunk_of(weights.unit, index, rows);
+  for (int rank = 0; rank < plan().ranks; ++rank) {
+    Task& task = emit_chunk(TaskKind::broadcast, {LaneKind::comm, rank}, weights.unit, index, rows);
     touch(task, Role::target, rank == root ? AccessMode::read : AccessMode::write, weight_slot(rank, weights),
           chunk.begin * 2, chunk.elements * 2);
-    task.work.link_bytes = chunk.elements * 2;
+    task.work.link_bytes = expected(chunk, rows).elements * 2;
     task.root = root;
     task.group = groups_;
   }
-  ++groups_;
 }
 
 void Builder::emit_compute(const Visit& visit) {
@@ -181,7 +210,8 @@ Task& Builder::emit_micro_batch(TaskKind kind, int unit, int rank, int m) {
 int64_t Builder::place_in_step(int m) const { return static_cast<int64_t>(wave_) * plan().micro_batches + m; }
 
 void Builder::touch_weights(Task& task, Role role, const Residency& weights) {
-  touch(task, role, AccessMode::read, weight_slot(task.rank, weights), 0, layout(weights.unit).elements * 2);
+  const Chunk& last = weights.touched ? graph_.touched.chunks.back() : chunks(weights.unit).back();
+  touch(task, role, AccessMode::read, weight_slot(task.rank, weights), 0, (last.begin + last.elements) * 2);
 }
 
 void Builder::touch_hidden(Task& task, Role role, AccessMode mode, BufferId buffer) {
@@ -280,12 +310,20 @@ void Builder::emit_embedding_backward(int rank, int m) {
   task.first = m == 0;
   touch_hidden(task, Role::hidden_gradient, AccessMode::read,
                rank_buffers(rank).hidden_gradient[static_cast<size_t>(m)]);
-  touch_gradients(task, Role::gradients, 0);
-  task.work.flops = embedding_backward_elements(model_, plan().micro_batch_tokens(), task.first);
+  if (!touched()) {
+    touch_gradients(task, Role::gradients, 0);
+    task.work.flops = embedding_backward_elements(model_, plan().micro_batch_tokens(), task.first);
+    return;
+  }
+  const Chunk& last = graph_.touched.chunks.back();
+  touch(task, Role::gradients, task.first ? AccessMode::write : AccessMode::read_write, gradient_slot(rank, 0), 0,
+        (last.begin + last.elements) * accumulator_bytes_);
+  const int64_t zeroed = task.first ? graph_.touched.expected : 0;
+  task.work.flops = embedding_backward_elements(model_, plan().micro_batch_tokens() + zeroed, false);
 }
 
-StepGraph build_step_graph(const ModelSpec& model, const TrainSpec&, const Plan& plan) {
-  return Builder(model, plan).build();
+StepGraph build_step_graph(const ModelSpec& model, const TrainSpec& train, const Plan& plan) {
+  return Builder(model, train, plan).build();
 }
 
 }  // namespace slidedp

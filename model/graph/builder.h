@@ -1,7 +1,7 @@
 // The builder's parts, internal to model/graph: tasks are emitted in program order, deliveries and compute in
-// builder.cpp, layer inputs in builder_activations.cpp, gradients and updates in builder_gradients.cpp. Dependencies
-// follow from what the tasks touch (dependencies.h), slots from the order of visits (visits.h), buffers from the plan
-// (buffers.h).
+// builder.cpp, layer inputs in builder_activations.cpp, gradients and updates in builder_gradients.cpp, those of
+// touched rows in builder_rows.cpp. Dependencies follow from what the tasks touch (dependencies.h), slots from the
+// order of visits (visits.h), buffers from the plan (buffers.h).
 #pragma once
 
 #include <map>
@@ -15,23 +15,28 @@ namespace slidedp {
 
 class Builder {
  public:
-  Builder(const ModelSpec& model, const Plan& plan);
+  Builder(const ModelSpec& model, const TrainSpec& train, const Plan& plan);
   StepGraph build();
 
  private:
   const Plan& plan() const { return graph_.plan; }
   const UnitLayout& layout(int unit) const { return graph_.layout.units[static_cast<size_t>(unit)]; }
   const std::vector<Chunk>& chunks(int unit) const { return graph_.chunks[static_cast<size_t>(unit)]; }
+  const Chunk& chunk_of(int unit, size_t index, Rows rows) const {
+    return rows == Rows::touched ? graph_.touched.chunks[index] : chunks(unit)[index];
+  }
   RankBuffers& rank_buffers(int rank) { return buffers_.ranks[static_cast<size_t>(rank)]; }
   BufferId weight_slot(int rank, const Residency& weights);
   bool slots_free(size_t visit, size_t ahead) const;
   Task& emit(TaskKind kind, Lane lane, int unit);
-  Task& emit_chunk(TaskKind kind, Lane lane, int unit, size_t chunk);
+  Task& emit_chunk(TaskKind kind, Lane lane, int unit, size_t chunk, Rows rows = Rows::all);
   static void touch(Task& task, Role role, AccessMode mode, BufferId buffer, int64_t begin, int64_t bytes);
   void emit_batch();
   void emit_deliveries(const Visit& visit);
   bool updated(int unit);
   void emit_delivery(const Residency& weights, size_t index);
+  Task& emit_copy(const Residency& weights, size_t index, int rank, int64_t begin, int64_t elements);
+  void emit_all_gather(const Residency& weights, size_t index);
   void emit_broadcast(const Residency& weights, size_t index, int root);
   void emit_compute(const Visit& visit);
   Task& emit_micro_batch(TaskKind kind, int unit, int rank, int m);
@@ -60,19 +65,35 @@ class Builder {
   void emit_consumer(int unit, int group, size_t chunk, const std::vector<Place>& places, bool last);
   std::vector<Place> land(int unit, int group, size_t chunk);
   std::vector<Place> fixed_places(int unit, int group, size_t chunk) const;
-  void emit_reduction(int unit, const std::vector<Place>& places, size_t index);
-  void emit_reduce_scatter(int unit, size_t index, const std::vector<Place>& wire, size_t turn);
+  void emit_reduction(int unit, const std::vector<Place>& places, size_t index, Rows rows = Rows::all);
+  void emit_reduce_scatter(int unit, size_t index, const std::vector<Place>& wire, size_t turn, Rows rows);
+  Place emit_cast(int unit, size_t index, int rank, size_t turn, Rows rows);
   void touch_sources(Task& task, const std::vector<Place>& places);
   void touch_earlier_groups(Task& task);
   void touch_accumulator(Task& task, AccessMode mode);
   void touch_partials(Task& task, AccessMode mode);
   void emit_late_updates(int unit);
-  void emit_update(int unit, size_t chunk, UpdatePart part);
+  void emit_update(int unit, size_t chunk, UpdatePart part, Rows rows = Rows::all);
   void emit_eager_update(int unit, size_t chunk, const std::vector<Place>& places);
   void touch_state(Task& task, UpdatePart part);
   void emit_accumulate(int unit, int group, size_t chunk, const std::vector<Place>& places);
   void emit_chunk_norm(int unit, size_t chunk, const std::vector<Place>& places);
   void emit_norm();
+
+  // builder_rows.cpp
+  bool touched() const { return graph_.touched.capacity > 0; }
+  Chunk expected(const Chunk& chunk, Rows rows) const;
+  int64_t expected_lookup(int64_t elements) const;
+  void set_rows(Task& task, Rows rows) const;
+  void touch_host(Task& task, Role role, AccessMode mode, BufferId buffer, int64_t element_bytes, int64_t block = 1);
+  void touch_head_gradient(Task& task);
+  void touch_lookup(Task& task, const std::vector<Place>& places);
+  void touch_late_lookup(Task& task);
+  std::vector<Place> lookup_places(size_t chunk) const;
+  void emit_touched_updates();
+  void emit_untouched_updates();
+  void emit_untouched(size_t chunk);
+  void emit_touched_gradients();
 
   const ModelSpec& model_;
   StepGraph graph_;

@@ -1,4 +1,6 @@
 // From the device's gradient slots to the update: reduction, landing, accumulation over waves, norm.
+#include <algorithm>
+
 #include "model/graph/builder.h"
 
 namespace slidedp {
@@ -8,8 +10,11 @@ void Builder::emit_gradients(const Visit& visit) {
   const bool head = layout(visit.unit).kind == UnitKind::head;
   if (!head && !visit.backward) return;
   if (head && graph_.layout.tied) emit_unit_gradients(0, 0, false);
+  if (touched() && visit.unit == 0) return emit_touched_gradients();
   const int group = visit.unit == 0 ? gradient_groups(graph_.layout, 0) - 1 : 0;
   emit_unit_gradients(visit.unit, group, true);
+  if (!touched() || !head) return;
+  for (size_t chunk = 0; chunk < chunks(0).size(); ++chunk) emit_untouched(chunk);
 }
 
 // `last`: all of the unit's gradients of this wave have landed after this one.
@@ -54,49 +59,53 @@ std::vector<Place> Builder::fixed_places(int unit, int group, size_t chunk) cons
   return places;
 }
 
-void Builder::emit_reduction(int unit, const std::vector<Place>& places, size_t index) {
-  const Chunk& chunk = chunks(unit)[index];
+void Builder::emit_reduction(int unit, const std::vector<Place>& places, size_t index, Rows rows) {
+  const Chunk &chunk = chunk_of(unit, index, rows), moved = expected(chunk, rows);
   const bool gpu = plan().reduction == Reduction::gpu;
   const bool cast = plan().accumulator != plan().wire;
   const size_t turn = wire_turn_++ % static_cast<size_t>(plan().wire_slots);
-  std::vector<Place> wire(static_cast<size_t>(plan().ranks));
+  std::vector<Place> wire;
   for (int rank = 0; rank < plan().ranks; ++rank) {
-    const BufferId slot = gradient_slot(rank, unit);
-    if (!cast) {
-      wire[static_cast<size_t>(rank)] = {slot, chunk.begin * wire_bytes_};
-      continue;
-    }
-    wire[static_cast<size_t>(rank)] = {rank_buffers(rank).wire[turn], 0};
-    Task& task = emit_chunk(TaskKind::cast, {LaneKind::comm, rank}, unit, index);
-    touch(task, Role::source, AccessMode::read, slot, chunk.begin * accumulator_bytes_,
-          chunk.padded * accumulator_bytes_);
-    touch(task, Role::target, AccessMode::write, wire[static_cast<size_t>(rank)].buffer, 0, chunk.padded * wire_bytes_);
-    task.work.device_bytes = chunk.padded * (accumulator_bytes_ + wire_bytes_);
+    wire.push_back(cast ? emit_cast(unit, index, rank, turn, rows)
+                        : Place{gradient_slot(rank, unit), chunk.begin * wire_bytes_});
   }
-  if (gpu) emit_reduce_scatter(unit, index, wire, turn);
+  if (gpu) emit_reduce_scatter(unit, index, wire, turn, rows);
   const int64_t shard = chunk.shard_elements(plan().ranks);
   for (int rank = 0; rank < plan().ranks; ++rank) {
     const int64_t elements = gpu ? chunk.shard_valid(rank, plan().ranks) : chunk.elements;
     if (elements == 0) continue;
-    Task& task = emit_chunk(TaskKind::d2h, {LaneKind::d2h, rank}, unit, index);
+    Task& task = emit_chunk(TaskKind::d2h, {LaneKind::d2h, rank}, unit, index, rows);
     const Place from = gpu ? Place{rank_buffers(rank).shard[turn], 0} : wire[static_cast<size_t>(rank)];
     const Place to = places[static_cast<size_t>(gpu ? 0 : rank)];
     const int64_t to_begin = to.begin + (gpu ? rank * shard * wire_bytes_ : 0);
     touch(task, Role::source, AccessMode::read, from.buffer, from.begin, elements * wire_bytes_);
     touch(task, Role::target, AccessMode::write, to.buffer, to_begin, elements * wire_bytes_);
-    task.work.link_bytes = task.work.host_write_bytes = elements * wire_bytes_;
+    const int64_t copied = gpu ? std::clamp<int64_t>(moved.elements - rank * shard, 0, shard) : moved.elements;
+    task.work.link_bytes = task.work.host_write_bytes = copied * wire_bytes_;
   }
 }
 
-void Builder::emit_reduce_scatter(int unit, size_t index, const std::vector<Place>& wire, size_t turn) {
-  const Chunk& chunk = chunks(unit)[index];
+// Rounds a rank's chunk to the wire type, into a wire slot.
+Place Builder::emit_cast(int unit, size_t index, int rank, size_t turn, Rows rows) {
+  const Chunk& chunk = chunk_of(unit, index, rows);
+  const Place wire{rank_buffers(rank).wire[turn], 0};
+  Task& task = emit_chunk(TaskKind::cast, {LaneKind::comm, rank}, unit, index, rows);
+  touch(task, Role::source, AccessMode::read, gradient_slot(rank, unit), chunk.begin * accumulator_bytes_,
+        chunk.padded * accumulator_bytes_);
+  touch(task, Role::target, AccessMode::write, wire.buffer, 0, chunk.padded * wire_bytes_);
+  task.work.device_bytes = expected(chunk, rows).padded * (accumulator_bytes_ + wire_bytes_);
+  return wire;
+}
+
+void Builder::emit_reduce_scatter(int unit, size_t index, const std::vector<Place>& wire, size_t turn, Rows rows) {
+  const Chunk& chunk = chunk_of(unit, index, rows);
   for (int rank = 0; rank < plan().ranks; ++rank) {
-    Task& task = emit_chunk(TaskKind::reduce_scatter, {LaneKind::comm, rank}, unit, index);
+    Task& task = emit_chunk(TaskKind::reduce_scatter, {LaneKind::comm, rank}, unit, index, rows);
     const Place from = wire[static_cast<size_t>(rank)];
     touch(task, Role::source, AccessMode::read, from.buffer, from.begin, chunk.padded * wire_bytes_);
     touch(task, Role::target, AccessMode::write, rank_buffers(rank).shard[turn], 0,
           chunk.shard_elements(plan().ranks) * wire_bytes_);
-    task.work.link_bytes = chunk.padded * wire_bytes_;
+    task.work.link_bytes = expected(chunk, rows).padded * wire_bytes_;
     task.group = groups_;
   }
   ++groups_;
@@ -120,33 +129,47 @@ void Builder::touch_earlier_groups(Task& task) {
 
 void Builder::touch_accumulator(Task& task, AccessMode mode) {
   if (plan().waves == 1) return;
-  touch(task, Role::accumulator, mode, buffers_.accumulator[static_cast<size_t>(task.unit)], task.elements_begin * 4,
-        task.elements * 4);
-  if (mode != AccessMode::write) task.work.host_read_bytes += task.elements * 4;
-  if (mode != AccessMode::read) task.work.host_write_bytes += task.elements * 4;
+  touch_host(task, Role::accumulator, mode, buffers_.accumulator[static_cast<size_t>(task.unit)], 4);
+  if (mode != AccessMode::write) task.work.host_read_bytes += task.work.elements * 4;
+  if (mode != AccessMode::read) task.work.host_write_bytes += task.work.elements * 4;
 }
 
 void Builder::touch_partials(Task& task, AccessMode mode) {
-  const int64_t begin = buffers_.partials_begin[static_cast<size_t>(task.unit)] + task.elements_begin / kBlockElements;
-  touch(task, Role::partials, mode, buffers_.partials, begin * 8, task.elements / kBlockElements * 8);
+  touch_host(task, Role::partials, mode, buffers_.partials, 8, kBlockElements);
 }
 
 // The previous step's update of a unit, before its weights are delivered.
 void Builder::emit_late_updates(int unit) {
+  if (plan().update == UpdatePolicy::eager) return;
+  if (touched() && unit == 0) return emit_untouched_updates();
   const bool split = plan().update == UpdatePolicy::split;
   for (size_t chunk = 0; chunk < chunks(unit).size(); ++chunk) {
     emit_update(unit, chunk, split ? UpdatePart::weights : UpdatePart::whole);
   }
+  // No delivery of the embedding follows.
+  if (touched() && !graph_.layout.tied && layout(unit).kind == UnitKind::head) emit_untouched_updates();
 }
 
 // A deferred update, or one part of it: reads what the previous step landed (or accumulated) and its norm.
-void Builder::emit_update(int unit, size_t chunk, UpdatePart part) {
-  Task& task = emit_chunk(TaskKind::update, {LaneKind::update, -1}, unit, chunk);
+void Builder::emit_update(int unit, size_t chunk, UpdatePart part, Rows rows) {
+  Task& task = emit_chunk(TaskKind::update, {LaneKind::update, -1}, unit, chunk, rows);
   task.phases = kUpdatePhases;
   // After the weights of all units, in the order of landing: a chunk's gradient waits for its moments.
-  if (part == UpdatePart::moments) task.need = total_chunks_ + moments_turn_++;
-  touch_earlier_groups(task);
-  if (plan().waves == 1) touch_sources(task, fixed_places(unit, gradient_groups(graph_.layout, unit) - 1, chunk));
+  if (part == UpdatePart::moments) {
+    // An untied lookup's gradient lands last of all.
+    const bool last = touched() && unit == 0 && !graph_.layout.tied;
+    task.need = last ? 3 * total_chunks_ - static_cast<int32_t>(chunks(0).size()) + task.chunk
+                     : 2 * total_chunks_ + moments_turn_++;
+  }
+  // The head's delivery is the first to need them; an untied embedding's are needed in the next wave or step.
+  if (rows == Rows::untouched) task.need += graph_.layout.tied ? first_chunk_.back() : total_chunks_;
+  if (touched() && unit == 0) {
+    touch_head_gradient(task);
+    touch_late_lookup(task);
+  } else {
+    touch_earlier_groups(task);
+    if (plan().waves == 1) touch_sources(task, fixed_places(unit, gradient_groups(graph_.layout, unit) - 1, chunk));
+  }
   touch_accumulator(task, AccessMode::read);
   touch_state(task, part);
   touch(task, Role::scalars, AccessMode::read, buffers_.scalars, 0, 64);
@@ -165,9 +188,9 @@ void Builder::emit_eager_update(int unit, size_t chunk, const std::vector<Place>
 void Builder::touch_state(Task& task, UpdatePart part) {
   task.part = part;
   const auto state = [&](Role role, AccessMode mode, BufferId buffer, int64_t bytes) {
-    touch(task, role, mode, buffer, task.elements_begin * bytes, task.elements * bytes);
-    task.work.host_read_bytes += task.elements * bytes;
-    if (writes(mode)) task.work.host_write_bytes += task.elements * bytes;
+    touch_host(task, role, mode, buffer, bytes);
+    task.work.host_read_bytes += task.work.elements * bytes;
+    if (writes(mode)) task.work.host_write_bytes += task.work.elements * bytes;
   };
   const auto u = static_cast<size_t>(task.unit);
   const AccessMode moments = part == UpdatePart::weights ? AccessMode::read : AccessMode::read_write;
@@ -183,7 +206,7 @@ void Builder::emit_accumulate(int unit, int group, size_t chunk, const std::vect
   Task& task = emit_chunk(TaskKind::host_accumulate, {LaneKind::update, -1}, unit, chunk);
   task.wave = wave_;
   task.first = wave_ == 0 && group == 0;
-  task.need += 2 * total_chunks_;  // updates are waited for sooner
+  task.need += 3 * total_chunks_;  // updates are waited for sooner
   touch_sources(task, places);
   touch_accumulator(task, task.first ? AccessMode::write : AccessMode::read_write);
 }
@@ -191,7 +214,7 @@ void Builder::emit_accumulate(int unit, int group, size_t chunk, const std::vect
 // With several waves the last one is added to the accumulator in the same pass.
 void Builder::emit_chunk_norm(int unit, size_t chunk, const std::vector<Place>& places) {
   Task& task = emit_chunk(TaskKind::norm, {LaneKind::update, -1}, unit, chunk);
-  task.need += 2 * total_chunks_;  // waited for by the next step only
+  task.need += 3 * total_chunks_;  // waited for by the next step only
   touch_earlier_groups(task);
   touch_sources(task, places);
   touch_accumulator(task, AccessMode::read_write);
@@ -201,7 +224,7 @@ void Builder::emit_chunk_norm(int unit, size_t chunk, const std::vector<Place>& 
 // Combines the partial sums; deferred updates of the next step read the result.
 void Builder::emit_norm() {
   Task& task = emit(TaskKind::norm, {LaneKind::update, -1}, -1);
-  task.need = 3 * total_chunks_;
+  task.need = 4 * total_chunks_;
   const int64_t bytes = graph_.buffers[static_cast<size_t>(buffers_.partials)].bytes;
   touch(task, Role::partials, AccessMode::read, buffers_.partials, 0, bytes);
   touch(task, Role::scalars, AccessMode::write, buffers_.scalars, 0, 64);

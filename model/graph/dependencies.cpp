@@ -12,33 +12,54 @@ using Execution = int32_t;
 
 struct Segment {
   int64_t end = 0;
-  Execution writer = -1;
-  std::vector<Execution> readers;  // since the last write
+  std::vector<Execution> writers;                   // the last one, or all of one partition and step
+  std::vector<Execution> readers;                   // since the last write
+  std::pair<Execution, int32_t> partition{-1, -1};  // of the writers: step and number; -1 if none
+  std::vector<Execution> before;                    // what the writers of a partition wait for
 };
 
 // Who last touched which bytes of one buffer: disjoint segments by their begin.
 class BufferHistory {
  public:
   // Appends what an access at this point must wait for, and notes the access.
-  void touch(Execution execution, const Access& access, std::vector<Execution>& conflicts) {
+  void touch(Execution execution, Execution step, const Access& access, std::vector<Execution>& conflicts) {
     if (access.begin >= access.end) return;
     cut(access.begin);
     cut(access.end);
     fill_gaps(access.begin, access.end);
     for (auto it = segments_.find(access.begin); it != segments_.end() && it->first < access.end; ++it) {
       Segment& segment = it->second;
-      if (segment.writer >= 0) conflicts.push_back(segment.writer);
       if (!writes(access.mode)) {
+        append(conflicts, segment.writers);
         segment.readers.push_back(execution);
-        continue;
+      } else {
+        write(execution, {step, access.partition}, segment, conflicts);
       }
-      conflicts.insert(conflicts.end(), segment.readers.begin(), segment.readers.end());
-      segment.writer = execution;
-      segment.readers.clear();
     }
   }
 
  private:
+  static void append(std::vector<Execution>& to, const std::vector<Execution>& from) {
+    to.insert(to.end(), from.begin(), from.end());
+  }
+
+  // A write of the partition that wrote last joins it, unless somebody has read since.
+  static void write(Execution execution, std::pair<Execution, int32_t> partition, Segment& segment,
+                    std::vector<Execution>& conflicts) {
+    if (partition.second >= 0 && partition == segment.partition && segment.readers.empty()) {
+      append(conflicts, segment.before);
+      segment.writers.push_back(execution);
+      return;
+    }
+    append(segment.writers, segment.readers);
+    append(conflicts, segment.writers);
+    segment.before.clear();
+    if (partition.second >= 0) segment.before.swap(segment.writers);
+    segment.partition = partition;
+    segment.writers.assign(1, execution);
+    segment.readers.clear();
+  }
+
   // Makes `at` a segment boundary if it lies inside a segment.
   void cut(int64_t at) {
     auto it = segments_.upper_bound(at);
@@ -60,7 +81,7 @@ class BufferHistory {
         continue;
       }
       const int64_t stop = it == segments_.end() ? end : std::min(end, it->first);
-      segments_.emplace_hint(it, at, Segment{stop, -1, {}});
+      segments_.emplace_hint(it, at, Segment{stop, {}, {}, {-1, -1}, {}});
       at = stop;
     }
   }
@@ -149,8 +170,8 @@ std::vector<Execution> prune(Clocks& clocks, std::vector<Execution> conflicts, E
 }  // namespace
 
 bool alternates(BufferKind kind) {
-  return kind == BufferKind::batch || kind == BufferKind::batch_host || kind == BufferKind::loss ||
-         kind == BufferKind::loss_host;
+  return kind == BufferKind::batch || kind == BufferKind::batch_host || kind == BufferKind::touched_rows ||
+         kind == BufferKind::loss || kind == BufferKind::loss_host;
 }
 
 void derive_dependencies(StepGraph& graph) {
@@ -172,7 +193,7 @@ void derive_dependencies(StepGraph& graph) {
       const Execution self = step * tasks + id;
       std::vector<Execution> conflicts;
       for (const Access& access : task.accesses) {
-        histories[static_cast<size_t>(access.buffer)].touch(self, access, conflicts);
+        histories[static_cast<size_t>(access.buffer)].touch(self, step, access, conflicts);
       }
       for (const Execution execution : prune(clocks, std::move(conflicts), self)) {
         if (step == 1) (execution >= tasks ? task.deps : task.previous_deps).push_back(execution % tasks);

@@ -6,7 +6,8 @@
 namespace slidedp {
 
 // Fills deps and previous_deps of every task, and graph.lanes, from program order and accesses: a task depends on the
-// last writers of the bytes it touches and, if it writes, on their readers since. Two steps are unrolled, so that edges
+// last writers of the bytes it touches and, if it writes, on their readers since; writes of one partition of a step
+// (Access::partition) do not wait for each other. Two steps are unrolled, so that edges
 // across the step boundary come out of the same rule. Edges that in-order lanes imply are left out.
 //
 // Buffers that alternate between two halves with the step's parity (alternates(kind)) never conflict across steps: the

@@ -40,6 +40,7 @@ enum class BufferKind : uint8_t {
   step_scalars,
   loss_host,
   batch_host,
+  touched_rows,  // each wave's list
   activation_host,
   // device
   weight_slot,
@@ -87,7 +88,9 @@ enum class Role : uint8_t {
   v,
   partials,
   scalars,
-  accumulator  // fp32 sum over waves
+  accumulator,  // fp32 sum over waves
+  lookup,       // like source: the lookup's gradient of touched rows, by place in their list
+  touched_rows  // h2d: the list of the rows to copy
 };
 
 struct Access {
@@ -95,6 +98,9 @@ struct Access {
   AccessMode mode{};
   BufferId buffer = -1;
   int64_t begin = 0, end = 0;  // bytes
+  // Writes of one step with the same partition (>= 0) never touch the same byte, though their ranges overlap: each
+  // writes those rows of its range that are its own (OpenMP's inoutset).
+  int32_t partition = -1;
 };
 
 struct Lane {
@@ -114,12 +120,20 @@ struct Work {
   int sources = 0;       // update, norm: gradient sources
 };
 
+// Which rows of the vocabulary's matrix a task works on. A list of touched rows divides them; it is step data.
+enum class Rows : uint8_t {
+  all,
+  untouched,  // of the task's elements, those whose row is not in the list
+  touched     // the task's elements count in the compact matrix of the list's rows
+};
+
 struct Task {
   TaskKind kind{};
   Lane lane;
   int unit = -1, chunk = -1, micro_batch = -1, wave = -1, rank = -1;
   uint8_t phases = kStepPhases;
   int64_t elements_begin = 0, elements = 0;  // chunk tasks: parameter range inside the unit that exists on the host
+  Rows rows = Rows::all;                     // not all: by the list of `wave`
   // bwd, head: first micro-batch of the wave overwrites the gradient slot. host_accumulate: first wave overwrites.
   bool first = false;
   // Ranks of one collective carry the same group (>= 0); they start together.
@@ -137,10 +151,20 @@ struct Task {
   const Access* find(Role role) const;
 };
 
+// Lists of touched rows of the embedding's matrix, one a wave: ascending, the union over ranks and micro-batches. Row
+// list[i] lies in row i of the compact matrices on the device and in the lookup's landing buffers.
+struct TouchedRows {
+  int64_t capacity = 0;       // rows of a list at most; 0: the plan does without
+  int64_t expected = 0;       // rows of a list, as the training spec estimates
+  std::vector<Chunk> chunks;  // of the compact matrix [capacity, hidden]; whole rows, as many for every rank
+};
+TouchedRows plan_touched_rows(const Plan& plan, const ModelSpec& model, const TrainSpec& train);
+
 struct StepGraph {
   Plan plan;
   ModelLayout layout;
   std::vector<std::vector<Chunk>> chunks;  // by unit
+  TouchedRows touched;
   std::vector<Buffer> buffers;
   std::vector<Task> tasks;                 // program order; order of each in-order lane
   std::vector<std::vector<TaskId>> lanes;  // by lane_index(); the last is the update pool

@@ -57,6 +57,8 @@ ResourceId CostModel::id(PerRank resource, int rank) const {
 
 TaskCost CostModel::cost(const Task& task) const {
   TaskCost cost;
+  // A chunk of touched rows that the list is not expected to fill: its task does nothing.
+  if (task.rows == Rows::touched && task.work.elements == 0) return cost;
   cost.demands.reserve(5);
   // On the CPU backend every lane is a thread of the host; what it does beyond the streams of the pool costs cores.
   double device_cores = 1;

@@ -115,6 +115,8 @@ std::string_view name(SlotClass slot_class) {
       return "vocabulary";
     case SlotClass::final_norm:
       return "final_norm";
+    case SlotClass::touched_rows:
+      return "touched_rows";
   }
   throw std::logic_error("unknown SlotClass");
 }

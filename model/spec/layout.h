@@ -46,7 +46,8 @@ struct TensorLayout {
 // Slots of one class can hold any unit of that class.
 //   embedding -> vocabulary; layer -> layer; head -> vocabulary, or final_norm when the head is tied (then the head
 //   unit holds the final norm only, and its matrix is the embedding unit's, delivered to a vocabulary slot).
-enum class SlotClass : uint8_t { layer, vocabulary, final_norm };
+//   No unit is of class touched_rows: such a slot holds those rows of the embedding that a wave's tokens touch.
+enum class SlotClass : uint8_t { layer, vocabulary, final_norm, touched_rows };
 std::string_view name(SlotClass);
 
 struct UnitLayout {

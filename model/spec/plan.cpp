@@ -61,6 +61,12 @@ void check_model(const Plan& plan, const ModelSpec& model) {
   if (plan.vocabulary_kept && !model.tied) {
     refuse("vocabulary_kept", "this model's head has a matrix of its own, so there is none to keep; set it to false");
   }
+  if (plan.vocabulary_rows == VocabularyRows::touched && model.hidden % kBlockElements != 0) {
+    refuse(
+        "vocabulary_rows",
+        "touched rows must be whole blocks of {} elements, but a row of this model's embedding has {}; set it to all",
+        kBlockElements, model.hidden);
+  }
 }
 
 void check_train_spec(const Plan& plan, const TrainSpec& train) {

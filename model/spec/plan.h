@@ -2,6 +2,7 @@
 // rounding of sums). YAML, schema "slidedp.plan/1".
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -40,18 +41,25 @@ struct Plan {
   int layer_slots = 2;            // weight slots of class layer (>= 1)
   int gradient_slots = 2;         // gradient slots of class layer (>= 1)
   int vocabulary_slots = 1;       // weight slots of class vocabulary
-  bool vocabulary_kept = false;   // tied: the matrix stays on the device between lookup and head
-  int wire_slots = 2;             // chunk-sized staging buffers on the device for cast and reduce-scatter
-  int landing_slots = 0;          // eager or several waves: chunk-sized landing buffers per source; 0 = one a chunk
+  bool vocabulary_kept = false;   // tied: the matrix stays on the device between its uses by lookup and head
+  VocabularyRows vocabulary_rows = VocabularyRows::all;  // touched: hidden must be a multiple of kBlockElements
+  int wire_slots = 2;     // chunk-sized staging buffers on the device for cast and reduce-scatter
+  int landing_slots = 0;  // eager or several waves: chunk-sized landing buffers per source; 0 = one a chunk
   ThreadSplit threads;
 
   bool operator==(const Plan&) const = default;
   int64_t batch_rows() const { return static_cast<int64_t>(ranks) * waves * micro_batches * micro_batch_rows; }
   int64_t micro_batch_tokens() const { return micro_batch_rows * seq; }
-  // Of one rank, over all waves. Batch buffers are [micro_batches_per_step][3][micro-batch tokens] int32: ids, targets,
-  // positions; loss buffers one double a micro-batch.
+  // Rows of a wave's list of touched rows at most: every token of every rank may touch another row.
+  int64_t touched_rows_limit(int64_t vocabulary) const {
+    return std::min(vocabulary, ranks * micro_batches * micro_batch_tokens());
+  }
+  // Of one rank, over all waves. Batch buffers are [micro_batches_per_step][batch_arrays][micro-batch tokens] int32:
+  // ids, targets, positions and, for touched rows, each id's place in the wave's list; loss buffers one double a
+  // micro-batch.
+  int64_t batch_arrays() const { return vocabulary_rows == VocabularyRows::touched ? 4 : 3; }
   int64_t micro_batches_per_step() const { return static_cast<int64_t>(waves) * micro_batches; }
-  int64_t micro_batch_bytes() const { return 3 * micro_batch_tokens() * 4; }
+  int64_t micro_batch_bytes() const { return batch_arrays() * micro_batch_tokens() * 4; }
   int64_t batch_bytes() const { return micro_batches_per_step() * micro_batch_bytes(); }
   int64_t loss_bytes() const { return micro_batches_per_step() * 8; }
 };

@@ -133,6 +133,7 @@ void fields(Visitor& visit, Plan& plan) {
   visit.value("gradient_slots", plan.gradient_slots, kPositive);
   visit.value("vocabulary_slots", plan.vocabulary_slots, kPositive);
   visit.value("vocabulary_kept", plan.vocabulary_kept);
+  visit.value("vocabulary_rows", plan.vocabulary_rows);
   visit.value("wire_slots", plan.wire_slots, kPositive);
   visit.value("landing_slots", plan.landing_slots, kNotNegative);
   visit.section("threads", plan.threads, Style::flow);

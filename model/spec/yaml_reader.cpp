@@ -136,6 +136,9 @@ void parse_value(std::string_view text, const std::string& where, const Rule&, A
 void parse_value(std::string_view text, const std::string& where, const Rule&, UpdatePolicy& value) {
   parse_enum(text, where, parse_update(text), 3, value);
 }
+void parse_value(std::string_view text, const std::string& where, const Rule&, VocabularyRows& value) {
+  parse_enum(text, where, parse_vocabulary_rows(text), 2, value);
+}
 
 std::string format_value(bool value) { return value ? "true" : "false"; }
 std::string format_value(int64_t value) { return fmt::format("{}", value); }

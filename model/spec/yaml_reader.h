@@ -59,6 +59,7 @@ void parse_value(std::string_view text, const std::string& where, const Rule& ru
 void parse_value(std::string_view text, const std::string& where, const Rule& rule, Reduction& value);
 void parse_value(std::string_view text, const std::string& where, const Rule& rule, ActivationPolicy& value);
 void parse_value(std::string_view text, const std::string& where, const Rule& rule, UpdatePolicy& value);
+void parse_value(std::string_view text, const std::string& where, const Rule& rule, VocabularyRows& value);
 
 // Value to text that parse_value reads back exactly.
 std::string format_value(bool value);

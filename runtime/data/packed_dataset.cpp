@@ -171,7 +171,7 @@ RankBatch PackedDataset::fill(int64_t step, const Plan& plan, int rank, int32_t*
   const int64_t tokens = plan.micro_batch_tokens();
   int64_t row = step * plan.batch_rows() + rank * parts * plan.micro_batch_rows;
   RankBatch batch;
-  for (int64_t part = 0; part < parts; ++part, out += 3 * tokens) {
+  for (int64_t part = 0; part < parts; ++part, out += plan.micro_batch_bytes() / 4) {
     auto& starts = batch.document_starts.emplace_back();
     for (int64_t i = 0; i < plan.micro_batch_rows; ++i, ++row) {
       const int64_t from = row % rows_ * seq_, to = i * seq_;

@@ -36,7 +36,7 @@ class PackedDataset {
   void require_rows(int64_t batch_rows) const;
 
   // Step s takes rows [sB, (s+1)B), B = plan.batch_rows(), wrapping at the end; rank, then wave, then micro-batch take
-  // contiguous parts. Fills `out` (plan.batch_bytes()) for one rank.
+  // contiguous parts. Fills `out` (plan.batch_bytes()) for one rank, but for places in lists of touched rows.
   RankBatch fill(int64_t step, const Plan& plan, int rank, int32_t* out) const;
   // Target tokens of the whole step over all ranks; 0 is the caller's error to report.
   int64_t target_tokens(int64_t step, int64_t batch_rows) const;

@@ -80,6 +80,10 @@ class Device {
 
   // Host memory should be registered (CUDA: pinned); pointers stay the caller's and live until the copy is done.
   virtual void copy_to_device(Stream&, void* device, const void* host, int64_t bytes) = 0;
+  // Row i of `device` becomes row rows[i] of `host_base`, for i < count; rows of `row_bytes` lie back to back. All host
+  // memory, the list too, should be registered: a device may read it by itself.
+  virtual void copy_rows_to_device(Stream&, void* device, const void* host_base, const int32_t* rows, int64_t count,
+                                   int64_t row_bytes) = 0;
   virtual void copy_to_host(Stream&, void* host, const void* device, int64_t bytes) = 0;
   // Runs `work` in stream order. CPU: on the stream's worker. CUDA: at once on the calling thread, where it launches
   // kernels onto the stream. Exceptions go to the error handler.

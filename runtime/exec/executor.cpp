@@ -124,12 +124,15 @@ bool Executor::submit_flush() {
 
 void Executor::start(Phase phase, StepInput input) {
   if (in_flight() >= kMostInFlight) throw std::logic_error("two executions are under way: collect the older one first");
+  RowLists rows;
+  if (graph_.touched.capacity > 0 && phase != Phase::flush) rows = list_touched_rows(graph_, memory_, submitted_);
   std::vector<TaskId> ready_now;
   {
     const std::lock_guard lock(mutex_);
     Execution& next = execution(submitted_);
     next.sequence = submitted_;
-    next.context = {submitted_, phase, std::move(input), {}, {}};
+    next.context = {submitted_, phase, std::move(input), std::move(rows), nullptr, {}, {}};
+    if (submitted_ > 0) next.context.previous_rows = &execution(submitted_ - 1).context.rows;
     const bool eager = graph_.plan.update == UpdatePolicy::eager;
     if (eager) bodies_.begin_eager(next.context);
     const size_t tasks = graph_.tasks.size();

@@ -42,10 +42,11 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  // Where the tokens of the next submitted step go (Plan::batch_bytes); free to be written until submit(), while at
-  // most one execution is under way.
+  // Where the tokens of the next submitted step go (Plan::batch_bytes, all but the places in lists of touched rows);
+  // free to be written until submit(), while at most one execution is under way.
   int32_t* batch(int rank);
-  // Starts a step. At most two executions may be under way: collect the older first.
+  // Starts a step. At most two executions may be under way: collect the older first. Throws Error for a token outside
+  // the vocabulary if the plan lists touched rows.
   void submit(StepInput input);
   // Starts the updates that the last step left behind (deferred), if any; returns whether there are any. Its outcome is
   // collected like a step's, with phase `flush`.

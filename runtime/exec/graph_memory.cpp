@@ -65,6 +65,8 @@ void* GraphMemory::address(const Access& access, int64_t step) const {
   return static_cast<std::byte*>(base(access.buffer, step)) + access.begin;
 }
 
+BufferId GraphMemory::of_kind(BufferKind kind) const { return of_rank(kind, -1); }
+
 BufferId GraphMemory::of_rank(BufferKind kind, int rank) const {
   for (size_t id = 0; id < graph_->buffers.size(); ++id) {
     const Buffer& buffer = graph_->buffers[id];

@@ -25,6 +25,8 @@ class GraphMemory {
   void* address(const Access& access, int64_t step) const;
   // Start of a buffer, e.g. the batch of one rank, in that step.
   void* base(BufferId buffer, int64_t step) const;
+  // The only buffer of its kind.
+  BufferId of_kind(BufferKind kind) const;
   // The host buffer of that kind that serves `rank` (batch_host, loss_host).
   BufferId of_rank(BufferKind kind, int rank) const;
 

@@ -30,7 +30,10 @@ MicroBatch TaskBodies::micro_batch(const Task& task, const StepContext& context)
   const int64_t count = plan.micro_batch_tokens();
   const auto index = static_cast<size_t>(task.wave * plan.micro_batches + task.micro_batch);
   const RankBatch& batch = context.input.batches[static_cast<size_t>(task.rank)];
-  return {plan.micro_batch_rows, plan.seq, tokens, tokens + count, tokens + 2 * count, batch.document_starts[index]};
+  // With touched rows the embedding knows a token by its row's place in the list.
+  const bool places = task.unit == 0 && graph_.touched.capacity > 0;
+  return {plan.micro_batch_rows, plan.seq,           tokens + (places ? 3 * count : 0),
+          tokens + count,        tokens + 2 * count, batch.document_starts[index]};
 }
 
 void TaskBodies::issue(TaskId id, const StepContext& context, Stream& stream) {
@@ -39,11 +42,15 @@ void TaskBodies::issue(TaskId id, const StepContext& context, Stream& stream) {
   const Access* source = task.find(Role::source);
   void* from = operand(task, Role::source, context);
   void* to = operand(task, Role::target, context);
+  if (task.rows == Rows::touched && listed_elements(graph_, task, context.rows.of(task.wave)) == 0) return;
   switch (task.kind) {
     case TaskKind::h2d:
+      if (task.rows == Rows::touched) return copy_touched_rows(task, context, stream);
+      return device.copy_to_device(stream, to, from, source->end - source->begin);
     case TaskKind::act_h2d:
       return device.copy_to_device(stream, to, from, source->end - source->begin);
     case TaskKind::d2h:
+      return device.copy_to_host(stream, to, from, copied_bytes(task, context));
     case TaskKind::act_d2h:
       return device.copy_to_host(stream, to, from, source->end - source->begin);
     case TaskKind::all_gather:
@@ -54,8 +61,7 @@ void TaskBodies::issue(TaskId id, const StepContext& context, Stream& stream) {
           task.rank, stream, from, to, (target.end - target.begin) / size_of(graph_.plan.wire), graph_.plan.wire);
     }
     case TaskKind::broadcast: {
-      const Access& target = task.at(Role::target);
-      return backend_.collective->broadcast(task.rank, stream, to, target.end - target.begin, task.root);
+      return backend_.collective->broadcast(task.rank, stream, to, copied_bytes(task, context), task.root);
     }
     case TaskKind::fwd:
     case TaskKind::head:
@@ -98,7 +104,7 @@ void TaskBodies::compute(const Task& task, const StepContext& context) {
     case TaskKind::bwd:
       if (unit.kind == UnitKind::embedding) {
         return compute.embedding_backward(micro_batch(task, context), at(Role::hidden_gradient), at(Role::gradients),
-                                          task.first);
+                                          gradient_rows(task, context), task.first);
       }
       return compute.layer_backward(unit.layer, at(Role::weights), micro_batch(task, context), at(Role::hidden_in),
                                     at(Role::saved), at(Role::hidden_gradient), at(Role::gradients), task.first);
@@ -119,6 +125,7 @@ void TaskBodies::compute(const Task& task, const StepContext& context) {
 void TaskBodies::run(TaskId id, StepContext& context) {
   const Task& task = graph_.tasks[static_cast<size_t>(id)];
   if (task.kind == TaskKind::norm && task.chunk < 0) return combine_norm(task, context);
+  if (by_rows(task)) return run_by_rows(task, context);
   if (task.kind == TaskKind::update) return update(task, context);
   const auto pointers = sources(task, context);
   const GradientSources gradient{pointers, graph_.sources_per_group(), graph_.plan.wire};
@@ -141,28 +148,31 @@ void TaskBodies::update(const Task& task, StepContext& context) {
   const auto pointers = sources(task, context);
   const GradientSources gradient{pointers, graph_.sources_per_group(), graph_.plan.wire,
                                  static_cast<const float*>(operand(task, Role::accumulator, context))};
-  if (graph_.plan.update == UpdatePolicy::eager) return update_eagerly(task, unit, gradient, context);
+  if (graph_.plan.update == UpdatePolicy::eager) {
+    auto* partials = static_cast<double*>(operand(task, Role::partials, context));
+    return update_eagerly(task, task.elements_begin, task.elements, gradient, partials, context);
+  }
   update_chunk(unit, state_.unit(task.unit), task.elements_begin, task.elements, gradient, deferred_, task.part);
 }
 
 // Norm and update in pieces that stay in the core's cache between the two, so that memory sees the gradient once.
-void TaskBodies::update_eagerly(const Task& task, const UnitLayout& unit, const GradientSources& gradient,
-                                const StepContext& context) {
-  constexpr int64_t piece = 256 * kBlockElements;
-  auto* partials = static_cast<double*>(operand(task, Role::partials, context));
+void TaskBodies::update_eagerly(const Task& task, int64_t begin, int64_t elements, const GradientSources& gradient,
+                                double* partials, const StepContext& context) {
+  constexpr int64_t most = 256 * kBlockElements;
+  const UnitLayout& unit = graph_.layout.units[static_cast<size_t>(task.unit)];
   std::vector<const void*> moved;
-  for (int64_t done = 0; done < task.elements; done += piece) {
-    const int64_t elements = std::min(piece, task.elements - done);
+  for (int64_t done = 0; done < elements; done += most) {
+    const int64_t piece = std::min(most, elements - done);
     const GradientSources part = advance(gradient, done, moved);
-    const auto blocks = static_cast<size_t>(ceil_div(elements, kBlockElements));
-    if (!block_square_sums(part, elements, {partials + done / kBlockElements, blocks})) {
+    const auto blocks = static_cast<size_t>(ceil_div(piece, kBlockElements));
+    if (!block_square_sums(part, piece, {partials + done / kBlockElements, blocks})) {
       failf(
           "step {}: the gradient of tensor {} is not finite. Other layers have already been updated (eager update), so "
           "this state is not exported; lower the learning rate, or plan with --pin update=deferred, which skips such "
           "steps",
-          context.input.step + 1, first_nonfinite_tensor(unit, task.elements_begin + done, elements, part));
+          context.input.step + 1, first_nonfinite_tensor(unit, begin + done, piece, part));
     }
-    update_chunk(unit, state_.unit(task.unit), task.elements_begin + done, elements, part, context.scalars);
+    update_chunk(unit, state_.unit(task.unit), begin + done, piece, part, context.scalars);
   }
 }
 

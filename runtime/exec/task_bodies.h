@@ -9,6 +9,7 @@
 #include "runtime/device/backends.h"
 #include "runtime/exec/graph_memory.h"
 #include "runtime/exec/step_io.h"
+#include "runtime/exec/touched_rows.h"
 #include "runtime/host/chunk_update.h"
 
 namespace slidedp {
@@ -18,8 +19,10 @@ struct StepContext {
   int64_t sequence = 0;  // executions of the graph so far: picks the halves of alternating buffers
   Phase phase{};
   StepInput input;
-  AdamScalars scalars;  // eager: of this step
-  StepOutcome outcome;  // norm, clip_factor, skipped are filled by the norm task
+  RowLists rows;                            // that the step's tokens touch
+  const RowLists* previous_rows = nullptr;  // of the execution before it, whose gradients a deferred update reads
+  AdamScalars scalars;                      // eager: of this step
+  StepOutcome outcome;                      // norm, clip_factor, skipped are filled by the norm task
 };
 
 class TaskBodies {
@@ -38,8 +41,17 @@ class TaskBodies {
   void issue_compute(const Task& task, TaskId id, const StepContext& context, Stream& stream);
   void compute(const Task& task, const StepContext& context);
   void update(const Task& task, StepContext& context);
-  void update_eagerly(const Task& task, const UnitLayout& unit, const GradientSources& gradient,
-                      const StepContext& context);
+  void update_eagerly(const Task& task, int64_t begin, int64_t elements, const GradientSources& gradient,
+                      double* partials, const StepContext& context);
+  // Tasks of the embedding's unit that depend on the lists of touched rows (task_bodies_rows.cpp).
+  bool by_rows(const Task& task) const;
+  void copy_touched_rows(const Task& task, const StepContext& context, Stream& stream);
+  int64_t copied_bytes(const Task& task, const StepContext& context) const;
+  int64_t gradient_rows(const Task& task, const StepContext& context) const;
+  void run_by_rows(const Task& task, StepContext& context);
+  void run_range(const Task& task, const RowRange& range, const StepContext& context);
+  void work_on(const Task& task, int64_t begin, int64_t elements, const GradientSources& gradient, float* accumulator,
+               double* partials, const StepContext& context);
   void combine_norm(const Task& task, StepContext& context);
   MicroBatch micro_batch(const Task& task, const StepContext& context) const;
   void* operand(const Task& task, Role role, const StepContext& context) const;  // nullptr if the task has none

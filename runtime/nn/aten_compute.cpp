@@ -72,13 +72,14 @@ class AtenCompute final : public Compute {
                          model_.hidden, static_cast<float*>(hidden_out));
   }
 
-  void embedding_backward(const MicroBatch& batch, const void* hidden_gradient, void* gradients, bool first) override {
+  void embedding_backward(const MicroBatch& batch, const void* hidden_gradient, void* gradients, int64_t rows,
+                          bool first) override {
     const Entry entry(plan_.threads.compute_per_rank);
     check_ids(batch);
     const nn::GradientSlot slot(gradients, plan_.accumulator, first);
-    slot.zero_gaps(layout_.embedding());
+    if (rows == model_.vocabulary) slot.zero_gaps(layout_.embedding());
     nn::embedding_scatter(batch.ids, batch.tokens(), model_.hidden, static_cast<const float*>(hidden_gradient), slot,
-                          embedding_offset(), model_.vocabulary);
+                          embedding_offset(), rows);
   }
 
   void layer_forward(int layer, const void* weights, const MicroBatch& batch, const void* hidden_in, void* saved,

@@ -35,10 +35,13 @@ class Compute {
  public:
   virtual ~Compute() = default;
 
-  // hidden_out[t] = embedding[ids[t]].
+  // The embedding's matrix, or some of its rows: then ids count among those.
+  // hidden_out[t] = weights[ids[t]].
   virtual void embedding_forward(const void* weights, const MicroBatch&, void* hidden_out) = 0;
-  // Dense: rows not touched get zero when `first`.
-  virtual void embedding_backward(const MicroBatch&, const void* hidden_gradient, void* gradients, bool first) = 0;
+  // gradients[ids[t]] += hidden_gradient[t], in token order. `first`: all `rows` rows are overwritten, with zero where
+  // no token is; what follows them stays.
+  virtual void embedding_backward(const MicroBatch&, const void* hidden_gradient, void* gradients, int64_t rows,
+                                  bool first) = 0;
 
   // Fills `saved` (SavedLayout) and hidden_out. hidden_out may be null (recompute: only `saved` is wanted).
   virtual void layer_forward(int layer, const void* weights, const MicroBatch&, const void* hidden_in, void* saved,

@@ -217,6 +217,7 @@ TEST(Pins, EveryFieldIsHonoured) {
       {{"gradient_slots", "3"}, [](const Plan& p) { return p.gradient_slots == 3; }},
       {{"vocabulary_slots", "2"}, [](const Plan& p) { return p.vocabulary_slots == 2; }},
       {{"vocabulary_kept", "true"}, [](const Plan& p) { return p.vocabulary_kept; }},
+      {{"vocabulary_rows", "all"}, [](const Plan& p) { return p.vocabulary_rows == VocabularyRows::all; }},
       {{"wire_slots", "5"}, [](const Plan& p) { return p.wire_slots == 5; }},
       {{"threads.update", "7"}, [](const Plan& p) { return p.threads.update == 7; }},
       {{"threads.compute_per_rank", "3"}, [](const Plan& p) { return p.threads.compute_per_rank == 3; }},
@@ -252,6 +253,7 @@ TEST(Pins, BadOnesAreRefusedWithTheValidNames) {
   EXPECT_THAT(example.error({{"layer_slots", "2x"}}), HasSubstr("whole numbers from 1"));
   EXPECT_THAT(example.error({{"layer_slots", "99999999999999999999"}}), HasSubstr("whole numbers from 1"));
   EXPECT_THAT(example.error({{"vocabulary_kept", "yes"}}), HasSubstr("true, false"));
+  EXPECT_THAT(example.error({{"vocabulary_rows", "some"}}), HasSubstr("all, touched"));
   EXPECT_THAT(example.error({{"wave", "1"}, {"waves", "1"}}), HasSubstr("same plan field"));
 }
 

@@ -36,12 +36,13 @@ inline int64_t layer_deliveries(const ModelLayout& layout, const Plan& plan) {
   return int64_t{2} * plan.waves * layout.layers - turns * std::min(plan.layer_slots, layout.layers);
 }
 
-// The others are wanted once a wave, a tied matrix twice. A final norm alone in its slot class, or a matrix that is
-// kept, stays over all waves.
+// The others are wanted once a wave, a tied matrix twice (with touched rows, the whole of it once: those of the lookup
+// are not counted here). A final norm alone in its slot class, or a matrix that is kept, stays over all waves.
 inline int64_t other_deliveries(const ModelLayout& layout, const Plan& plan, int unit) {
-  if (!layout.tied) return plan.waves;
+  const bool touched = plan.vocabulary_rows == VocabularyRows::touched;
+  if (!layout.tied) return unit == 0 && touched ? 0 : plan.waves;
   if (unit > 0 || plan.vocabulary_kept) return 1;
-  return 2 * plan.waves;
+  return (touched ? 1 : 2) * plan.waves;
 }
 
 // `deliveries` of a unit of `elements` parameters whose gradient comes in `groups` parts a wave.
@@ -71,10 +72,45 @@ inline Traffic unit_traffic(const Plan& plan, int64_t elements, int64_t deliveri
   return traffic;
 }
 
-inline Traffic step_traffic(const ModelLayout& layout, const Plan& plan) {
+// The embedding with touched rows: `touched` elements in the rows of all waves together. Delivered are those, and the
+// whole matrix for a tied head; landed are those, and the whole of the head's gradient. The rest holds if all waves
+// touch as many.
+inline Traffic touched_embedding_traffic(const ModelLayout& layout, const Plan& plan, int64_t touched) {
+  const int64_t elements = touched / plan.waves;
+  const int64_t all = layout.embedding().elements, part = unit_traffic(plan, 1, 0, 1).landing / plan.waves;
+  const int64_t ranks = plan.delivery == Delivery::replicated ? plan.ranks : 1;
+  const bool eager = plan.update == UpdatePolicy::eager;
+  const int64_t passes = plan.update == UpdatePolicy::split ? 2 : 1;
+  const int64_t state = plan.update == UpdatePolicy::split ? 32 : 24;
+  const int64_t head = layout.tied ? part : 0;
+  Traffic traffic;
+  traffic.delivery = 2 * ranks * (touched + all * other_deliveries(layout, plan, 0));
+  traffic.landing = plan.waves * all * head + touched * part;
+  if (plan.waves == 1) {
+    traffic.norm = eager ? 0 : all * head + elements * part;
+    traffic.update = all * state + passes * (all * head + elements * part);
+    return traffic;
+  }
+  // Every wave's head gradient is added by itself, the first one overwrites; without one the rows that the first wave
+  // does not touch are zeroed and the others overwritten. Then a wave's lookup is added to its rows.
+  const int64_t lookups = plan.waves - 1;
+  traffic.accumulate = layout.tied ? all * (plan.waves * (part + 8) - 4) + lookups * elements * (part + 8)
+                                   : all * 4 + elements * (lookups * (part + 8) - 8);
+  traffic.norm = eager ? 0 : (all - elements) * 4 + elements * (part + 8);
+  traffic.update = all * (state + passes * 4) + (eager ? elements * part : 0);
+  return traffic;
+}
+
+// `touched`: elements in the rows that the waves' lookups touch, summed over waves; plans without touched rows do not
+// depend on it.
+inline Traffic step_traffic(const ModelLayout& layout, const Plan& plan, int64_t touched) {
   Traffic total;
   for (const UnitLayout& unit : layout.units) {
     if (unit.kind == UnitKind::layer) continue;
+    if (unit.kind == UnitKind::embedding && plan.vocabulary_rows == VocabularyRows::touched) {
+      total += touched_embedding_traffic(layout, plan, touched);
+      continue;
+    }
     const int64_t groups = layout.tied && unit.kind == UnitKind::embedding ? 2 : 1;
     total += unit_traffic(plan, unit.elements, other_deliveries(layout, plan, unit.unit), groups);
   }

@@ -81,6 +81,8 @@ void PlanMatrix::make_dimensions() {
       [](MatrixPlan& to, DType value) { to.plan.accumulator = value; });
   add("vocabulary kept", true, false, Numbers{0, 1},
       [](MatrixPlan& to, int64_t value) { to.plan.vocabulary_kept = value != 0; });
+  add("vocabulary rows", false, false, std::vector{VocabularyRows::all, VocabularyRows::touched},
+      [](MatrixPlan& to, VocabularyRows value) { to.plan.vocabulary_rows = value; });
   number("landing slots", true, false, {0, 1, 3}, &Plan::landing_slots);
   add("wire", false, true, std::vector{DType::fp32, DType::bf16},
       [](MatrixPlan& to, DType value) { to.plan.wire = value; });

@@ -33,7 +33,7 @@ class RandomProblem {
     model.head_dim = pick({4, 8});
     model.kv_heads = pick({1, 2});
     model.heads = model.kv_heads * pick({1, 2});
-    model.hidden = pick({16, 24, 32});
+    model.hidden = pick({16, 24, 32, 64, 64});
     model.intermediate = pick({32, 40});
     model.layers = pick({1, 2, 3, 5});
     model.vocabulary = pick({50, 64, 101});
@@ -65,6 +65,7 @@ class RandomProblem {
     plan.gradient_slots = static_cast<int>(pick({1, 2}));
     plan.vocabulary_slots = static_cast<int>(pick({1, 2}));
     plan.vocabulary_kept = model.tied && flip();
+    if (model.hidden % kBlockElements == 0 && pick({0, 1, 2, 3}) > 0) plan.vocabulary_rows = VocabularyRows::touched;
     plan.wire_slots = static_cast<int>(pick({1, 2, 3}));
     const bool ring = plan.update == UpdatePolicy::eager || plan.waves > 1;
     plan.landing_slots = ring ? static_cast<int>(pick({0, 1, 3})) : 0;
@@ -72,6 +73,7 @@ class RandomProblem {
     train.seq = plan.seq;
     train.batch_rows = plan.batch_rows();
     train.steps = 4;
+    train.touched_vocabulary_share = pick<double>({0.06, 0.5, 1.0});
     train.max_grad_norm = plan.update != UpdatePolicy::eager && flip() ? 1.0 : 0.0;
   }
 

@@ -3,11 +3,11 @@
 namespace slidedp::testing {
 namespace {
 
-ModelSpec tiny_model(bool tied) {
+ModelSpec tiny_model(bool tied, int64_t hidden) {
   ModelSpec model;
   model.name = "tiny";
   model.family = ModelFamily::qwen3;
-  model.hidden = 40;
+  model.hidden = hidden;
   model.intermediate = 56;
   model.layers = 4;
   model.heads = 4;
@@ -29,6 +29,8 @@ TinyBackend aten_backend() {
 
 }  // namespace
 
-TinyTraining::TinyTraining(bool tied) : TinyTraining(tiny_model(tied), aten_backend()) {}
+TinyTraining::TinyTraining(bool tied) : TinyTraining(tied, 40) {}
+
+TinyTraining::TinyTraining(bool tied, int64_t hidden) : TinyTraining(tiny_model(tied, hidden), aten_backend()) {}
 
 }  // namespace slidedp::testing

@@ -53,6 +53,8 @@ class TinyTraining {
   // On the CPU backend with ATen (library slidedp_tiny_aten). 4 layers, grouped KV heads, dims that are no multiples of
   // 64; tied or not.
   explicit TinyTraining(bool tied);
+  // With another hidden size: vocabulary_rows = touched needs a multiple of 64.
+  TinyTraining(bool tied, int64_t hidden);
   ~TinyTraining();
   TinyTraining(const TinyTraining&) = delete;
   TinyTraining& operator=(const TinyTraining&) = delete;

@@ -120,6 +120,19 @@ void CpuDevice::copy_to_device(Stream& stream, void* device, const void* host, i
   copy(stream, device, host, bytes, copied_to_device_);
 }
 
+void CpuDevice::copy_rows_to_device(Stream& stream, void* device, const void* host_base, const int32_t* rows,
+                                    int64_t count, int64_t row_bytes) {
+  if (count < 0 || row_bytes < 0) throw std::logic_error("negative copy size");
+  own(stream).worker().post_work([=, this] {
+    auto* to = static_cast<std::byte*>(device);
+    for (int64_t i = 0; i < count; ++i) {
+      std::memcpy(to + i * row_bytes, static_cast<const std::byte*>(host_base) + rows[i] * row_bytes,
+                  static_cast<size_t>(row_bytes));
+    }
+    copied_to_device_.fetch_add(count * row_bytes, std::memory_order_relaxed);
+  });
+}
+
 void CpuDevice::copy_to_host(Stream& stream, void* host, const void* device, int64_t bytes) {
   copy(stream, host, device, bytes, copied_to_host_);
 }

@@ -41,6 +41,8 @@ class CpuDevice final : public Device {
   double timestamp(const Event&) const override;
 
   void copy_to_device(Stream&, void* device, const void* host, int64_t bytes) override;
+  void copy_rows_to_device(Stream&, void* device, const void* host_base, const int32_t* rows, int64_t count,
+                           int64_t row_bytes) override;
   void copy_to_host(Stream&, void* host, const void* device, int64_t bytes) override;
   void launch(Stream&, std::function<void()> work) override;
   void notify(Stream&, std::function<void()> done) override;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <tuple>
 
 #include "model/cost/activations.h"
 #include "model/graph/dependencies.h"
@@ -130,15 +131,18 @@ TEST(StepGraph, DeliversAfterTheUpdateThatTheStepNeeds) {
     const RandomProblem problem(seed);
     const StepGraph graph = build(problem);
     const bool deferred = problem.plan.update != UpdatePolicy::eager;
-    std::map<std::pair<int, int>, TaskId> updates;
+    // A lookup's rows are updated by chunks of their own, the rest of a chunk by another task.
+    std::map<std::tuple<int, int, bool>, TaskId> updates;
     for (TaskId id = 0; id < static_cast<TaskId>(graph.tasks.size()); ++id) {
       const Task& task = graph.tasks[static_cast<size_t>(id)];
-      if (task.kind == TaskKind::update && task.part != UpdatePart::moments) updates[{task.unit, task.chunk}] = id;
+      if (task.kind == TaskKind::update && task.part != UpdatePart::moments) {
+        updates[{task.unit, task.chunk, task.rows == Rows::touched}] = id;
+      }
     }
     for (TaskId id = 0; id < static_cast<TaskId>(graph.tasks.size()); ++id) {
       const Task& task = graph.tasks[static_cast<size_t>(id)];
       if (task.kind != TaskKind::h2d || task.unit < 0) continue;
-      const TaskId update = updates.at({task.unit, task.chunk});
+      const TaskId update = updates.at({task.unit, task.chunk, task.rows == Rows::touched});
       ASSERT_EQ(update < id, deferred) << "seed " << seed << ": " << graph.describe(id);
     }
   }
@@ -201,6 +205,90 @@ TEST(Dependencies, FollowBytesNotBuffers) {
   EXPECT_EQ(graph.tasks[4].deps, (std::vector<TaskId>{2, 3}));  // 0 happens before both
   EXPECT_EQ(graph.tasks[0].previous_deps, (std::vector<TaskId>{2, 3, 4}));
   EXPECT_EQ(graph.tasks[1].previous_deps, (std::vector<TaskId>{2}));
+}
+
+// Writes of one partition and step do not wait for each other, only for what came before; whoever reads, or writes
+// otherwise, waits for all of them, and so does the same partition of the next step.
+TEST(Dependencies, WritesOfAPartitionRunSideBySide) {
+  StepGraph graph;
+  graph.plan.ranks = 1;
+  graph.buffers.push_back({BufferKind::state_hi, -1, 0, 100, "b", -1});
+  const auto task = [&](AccessMode mode, int64_t begin, int64_t end, int32_t partition) {
+    Task& added = graph.tasks.emplace_back();
+    added.lane = {LaneKind::update, -1};
+    added.accesses.push_back({Role::source, mode, 0, begin, end, partition});
+  };
+  task(AccessMode::read, 0, 100, -1);        // 0
+  task(AccessMode::read_write, 0, 50, 3);    // 1
+  task(AccessMode::write, 0, 100, 3);        // 2
+  task(AccessMode::read_write, 50, 100, 3);  // 3
+  task(AccessMode::read_write, 90, 100, 4);  // 4: another partition
+  task(AccessMode::read, 0, 10, -1);         // 5
+  task(AccessMode::write, 0, 20, 3);         // 6: the same one again, after a reader
+  derive_dependencies(graph);
+  const auto deps = [&](size_t id) { return graph.tasks[id].deps; };
+  EXPECT_EQ(deps(1), (std::vector<TaskId>{0}));
+  EXPECT_EQ(deps(2), (std::vector<TaskId>{0}));
+  EXPECT_EQ(deps(3), (std::vector<TaskId>{0}));
+  EXPECT_EQ(deps(4), (std::vector<TaskId>{2, 3}));
+  EXPECT_EQ(deps(5), (std::vector<TaskId>{1, 2}));
+  EXPECT_EQ(deps(6), (std::vector<TaskId>{0, 1, 2, 5}));  // 0 for the bytes that nobody has read since
+  EXPECT_EQ(graph.tasks[0].previous_deps, (std::vector<TaskId>{1, 2, 3, 4, 6}));
+  graph.tasks.erase(graph.tasks.begin());
+  for (Task& left : graph.tasks) {
+    left.deps.clear();
+    left.previous_deps.clear();
+  }
+  graph.tasks.resize(3);  // 1, 2, 3 without anything between the steps
+  derive_dependencies(graph);
+  EXPECT_EQ(deps(1), (std::vector<TaskId>{}));
+  EXPECT_EQ(graph.tasks[1].previous_deps, (std::vector<TaskId>{0, 1, 2}));
+}
+
+int64_t bytes_of(const StepGraph& graph, BufferKind kind, const std::string& name) {
+  int64_t bytes = 0;
+  for (const Buffer& buffer : graph.buffers) {
+    if (buffer.kind == kind && buffer.rank <= 0 && buffer.name.find(name) != std::string::npos) bytes += buffer.bytes;
+  }
+  return bytes;
+}
+
+// Room for as many rows as there are tokens, instead of the matrix, wherever only the lookup needs it.
+TEST(StepGraph, TouchedRowsNeedRoomForTheTokensOnly) {
+  RandomProblem problem(1);
+  problem.model.hidden = 64;
+  problem.model.vocabulary = 1000;
+  Plan& plan = problem.plan;
+  plan.ranks = 1;
+  plan.delivery = Delivery::replicated;
+  plan.reduction = Reduction::cpu;
+  plan.waves = 1;
+  plan.update = UpdatePolicy::deferred;
+  plan.landing_slots = 0;
+  plan.chunk_elements = 1 << 20;
+  plan.vocabulary_rows = VocabularyRows::touched;
+  const int64_t tokens = plan.micro_batches * plan.micro_batch_tokens(), matrix = 1000 * 64, rows = tokens * 64;
+  ASSERT_LT(tokens, 100);
+  for (const bool tied : {true, false}) {
+    for (const bool apart : {false, true}) {
+      problem.model.tied = tied;
+      plan.model = problem.model.fingerprint();
+      plan.vocabulary_kept = tied && apart;
+      plan.vocabulary_slots = !tied && apart ? 2 : 1;
+      problem.train.batch_rows = plan.batch_rows();
+      problem.train.max_grad_norm = 0;
+      const StepGraph graph = build(problem);
+      EXPECT_EQ(graph.touched.capacity, tokens);
+      const int64_t head = tied ? matrix : graph.layout.head().elements;
+      EXPECT_EQ(bytes_of(graph, BufferKind::weight_slot, "vocabulary"), head * 2);
+      EXPECT_EQ(bytes_of(graph, BufferKind::weight_slot, "touched_rows"), apart ? rows * 2 : 0);
+      EXPECT_EQ(bytes_of(graph, BufferKind::gradient_slot, "vocabulary"), head * size_of(plan.accumulator));
+      EXPECT_EQ(bytes_of(graph, BufferKind::gradient_slot, "touched_rows"), 0);
+      EXPECT_EQ(bytes_of(graph, BufferKind::landing, "touched rows"), rows * size_of(plan.wire));
+      EXPECT_EQ(bytes_of(graph, BufferKind::landing, "embedding"), tied ? matrix * size_of(plan.wire) : 0);
+      EXPECT_EQ(bytes_of(graph, BufferKind::touched_rows, ""), 2 * tokens * 4);
+    }
+  }
 }
 
 // The pool runs the second pass of a split update after every first pass, in the order in which backward's gradients

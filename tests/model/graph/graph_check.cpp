@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <string>
+#include <tuple>
 
 #include "model/base/format.h"
 #include "model/graph/dependencies.h"
@@ -99,6 +101,9 @@ std::optional<Conflict> find_unordered_conflict(const StepGraph& graph) {
         if (a.access->end <= b.access->begin || b.access->end <= a.access->begin) continue;
         const bool across = a.execution / tasks != b.execution / tasks;
         if (across && alternates(graph.buffers[buffer].kind)) continue;
+        // Their rows differ: the same list divides them.
+        const bool disjoint = a.access->partition >= 0 && a.access->partition == b.access->partition;
+        if (disjoint && !across && writes(a.access->mode) && writes(b.access->mode)) continue;
         if (order.before(a.execution, b.execution) || order.before(b.execution, a.execution)) continue;
         const auto task_a = static_cast<TaskId>(a.execution % tasks), task_b = static_cast<TaskId>(b.execution % tasks);
         return Conflict{static_cast<int>(a.execution / tasks), static_cast<int>(b.execution / tasks), task_a, task_b,
@@ -110,121 +115,206 @@ std::optional<Conflict> find_unordered_conflict(const StepGraph& graph) {
   return std::nullopt;
 }
 
+namespace {
+
+// What a slot holds: blocks of 64 elements of a unit (their offset in the slot is the same), or of the compact matrix
+// of a wave's touched rows.
+struct Content {
+  int unit = -1, list = -1;  // list: the wave; -1: of the whole unit
+  std::set<int64_t> valid;
+  bool is(int other_unit, int other_list) const { return unit == other_unit && list == other_list; }
+};
+
+class Slots {
+ public:
+  explicit Slots(const StepGraph& graph) : graph_(graph) {}
+
+  static int list(const Task& task) { return task.rows == Rows::touched ? task.wave : -1; }
+  int64_t end(int unit, int list) const {
+    if (list < 0) return graph_.layout.units[static_cast<size_t>(unit)].elements * 2;
+    const Chunk& last = graph_.touched.chunks.back();
+    return (last.begin + last.elements) * 2;
+  }
+  void fill(const Task& task, const Access& target) {
+    Content& content = slots_[target.buffer];
+    if (!content.is(task.unit, list(task))) content = {task.unit, list(task), {}};
+    const int64_t last = std::min(target.end, end(task.unit, list(task))) / 128;
+    for (int64_t b = target.begin / 128; b < last; ++b) content.valid.insert(b);
+  }
+  bool holds(const Task& task, const Access& range) {
+    const Content& content = slots_[range.buffer];
+    const int64_t last = std::min(range.end, end(task.unit, list(task))) / 128;
+    for (int64_t b = range.begin / 128; b < last; ++b) {
+      if (!content.is(task.unit, list(task)) || content.valid.count(b) == 0) return false;
+    }
+    return true;
+  }
+  bool complete(BufferId slot, int unit, int list) {
+    const Content& content = slots_[slot];
+    return content.is(unit, list) && static_cast<int64_t>(content.valid.size()) == end(unit, list) / 128;
+  }
+
+ private:
+  const StepGraph& graph_;
+  std::map<BufferId, Content> slots_;
+};
+
+// Rows of a list go to their places in it.
+bool keeps_place(const StepGraph& graph, const Task& task) {
+  const Access &source = task.at(Role::source), &target = task.at(Role::target);
+  if (task.rows != Rows::touched) return source.begin == target.begin && source.end == target.end;
+  const Access& rows = task.at(Role::touched_rows);
+  const int64_t row_bytes = graph.layout.embedding().tensors.front().shape.back() * 2;
+  const int64_t first = task.wave * graph.touched.capacity;
+  return (rows.begin / 4 - first) * row_bytes == target.begin && (rows.end / 4 - first) * row_bytes == target.end &&
+         source.begin == 0 && source.end == graph.layout.embedding().elements * 2;
+}
+
+}  // namespace
+
 std::string check_deliveries(const StepGraph& graph) {
-  // What a slot's bytes hold: begin -> (end, unit, offset in the unit is the same as in the slot).
-  struct Content {
-    int unit = -1;
-    std::set<int64_t> valid;  // 64-element blocks whose weights are there
-  };
-  std::map<BufferId, Content> slots;
+  Slots slots(graph);
   for (const Task& task : graph.tasks) {
     if (task.kind == TaskKind::h2d && task.unit >= 0) {
-      const Access& target = task.at(Role::target);
-      Content& content = slots[target.buffer];
-      if (content.unit != task.unit) content = {task.unit, {}};
-      const Access& source = task.at(Role::source);
-      if (source.begin != target.begin || source.end != target.end) return "a copy moves weights to another offset";
-      for (int64_t b = target.begin / 128; b < target.end / 128; ++b) content.valid.insert(b);
+      if (!keeps_place(graph, task)) return "a copy moves weights to another offset";
+      slots.fill(task, task.at(Role::target));
     }
     if (task.kind == TaskKind::all_gather) {
       // Every member's shard must be in that member's slot; then the whole chunk is in this one.
-      const int64_t unit_end = graph.layout.units[static_cast<size_t>(task.unit)].elements * 2;
       for (const Task& member : graph.tasks) {
         if (member.group != task.group) continue;
-        const Access& shard = member.at(Role::source);
-        const Content& content = slots[shard.buffer];
-        for (int64_t b = shard.begin / 128; b < std::min(shard.end, unit_end) / 128; ++b) {
-          if (content.unit != task.unit || content.valid.count(b) == 0) {
-            return fmt::format("all-gather of unit {} without rank {}'s shard", task.unit, member.rank);
-          }
+        if (!slots.holds(member, member.at(Role::source))) {
+          return fmt::format("all-gather of unit {} without rank {}'s shard", task.unit, member.rank);
         }
       }
-      const Access& target = task.at(Role::target);
-      Content& content = slots[target.buffer];
-      if (content.unit != task.unit) content = {task.unit, {}};
-      for (int64_t b = target.begin / 128; b < std::min(target.end, unit_end) / 128; ++b) content.valid.insert(b);
+      slots.fill(task, task.at(Role::target));
     }
     if (task.kind == TaskKind::broadcast) {
       // The root's slot holds the chunk; the others get it.
       const Access& target = task.at(Role::target);
-      Content& content = slots[target.buffer];
-      if (task.rank == task.root) {
-        for (int64_t b = target.begin / 128; b < target.end / 128; ++b) {
-          if (content.unit != task.unit || content.valid.count(b) == 0) {
-            return fmt::format("broadcast of unit {} whose root {} does not hold it", task.unit, task.root);
-          }
-        }
-      } else {
-        if (content.unit != task.unit) content = {task.unit, {}};
-        for (int64_t b = target.begin / 128; b < target.end / 128; ++b) content.valid.insert(b);
+      if (task.rank == task.root && !slots.holds(task, target)) {
+        return fmt::format("broadcast of unit {} whose root {} does not hold it", task.unit, task.root);
       }
+      slots.fill(task, target);
     }
     for (const Role role : {Role::weights, Role::vocabulary}) {
       const Access* weights = task.find(role);
       if (weights == nullptr) continue;
       const int unit = role == Role::vocabulary ? 0 : task.unit;
-      const Content& content = slots[weights->buffer];
-      const int64_t blocks = graph.layout.units[static_cast<size_t>(unit)].elements / kBlockElements;
-      if (content.unit != unit || static_cast<int64_t>(content.valid.size()) != blocks) {
-        return fmt::format("{} of unit {} reads a slot that holds {} of {} blocks of unit {}", name(task.kind), unit,
-                           content.valid.size(), blocks, content.unit);
+      const bool lookup = role == Role::weights && unit == 0 && graph.touched.capacity > 0;
+      if (!slots.complete(weights->buffer, unit, lookup ? task.wave : -1)) {
+        return fmt::format("{} of unit {} reads a slot that does not hold all of it", name(task.kind), unit);
       }
     }
   }
   return "";
 }
 
+namespace {
+
+// A chunk of a unit, or of the touched rows, or a chunk's untouched rows.
+using Part = std::tuple<int, int, Rows>;
+
+struct Counts {
+  std::map<int, int64_t> landed;  // by rank, elements. With gpu reduction a rank lands its own shard only
+  int updates = 0, moments = 0, accumulations = 0, norms = 0;
+};
+
+struct Expected {
+  int64_t gradients = 1;  // that land a wave
+  int updates = 1, moments = 0, accumulations = 0, norms = 0;
+};
+
+std::string check_part(const StepGraph& graph, const std::string& what, const Chunk& chunk, const Counts& counts,
+                       const Expected& expected) {
+  for (int rank = 0; rank < graph.ranks(); ++rank) {
+    const bool gpu = graph.plan.reduction == Reduction::gpu;
+    const int64_t once = gpu ? chunk.shard_valid(rank, graph.ranks()) : chunk.elements;
+    const int64_t wanted = expected.gradients * graph.plan.waves * once;
+    const auto landed = counts.landed.find(rank);
+    const int64_t found = landed == counts.landed.end() ? 0 : landed->second;
+    if (found == wanted) continue;
+    return fmt::format("{} rank {}: {} gradient elements land, {} wanted", what, rank, found, wanted);
+  }
+  if (counts.moments != expected.moments) return fmt::format("{} has {} second passes", what, counts.moments);
+  if (counts.accumulations != expected.accumulations) {
+    return fmt::format("{} is accumulated {} times", what, counts.accumulations);
+  }
+  if (counts.updates != expected.updates) return fmt::format("{} has {} updates", what, counts.updates);
+  if (counts.norms != expected.norms) return fmt::format("{} has {} norms", what, counts.norms);
+  return "";
+}
+
+// What happens to an embedding's chunks, to those of its touched rows and to the untouched rows of its chunks.
+std::string check_touched(const StepGraph& graph, std::map<Part, Counts>& parts) {
+  const Plan& plan = graph.plan;
+  const bool tied = graph.layout.tied;
+  const int several = plan.waves > 1, norms = plan.update != UpdatePolicy::eager;
+  const Expected whole{tied, 0, plan.update == UpdatePolicy::split, several && tied ? plan.waves : 0, 0};
+  const Expected untouched{0, 1, 0, several && !tied, norms}, touched{1, 1, 0, plan.waves - 1, norms};
+  std::string wrong;
+  for (size_t i = 0; i < graph.chunks.front().size() && wrong.empty(); ++i) {
+    const Chunk& chunk = graph.chunks.front()[i];
+    const auto number = static_cast<int>(i);
+    wrong = check_part(graph, fmt::format("embedding chunk {}", i), chunk, parts[{0, number, Rows::all}], whole);
+    if (!wrong.empty()) return wrong;
+    wrong = check_part(graph, fmt::format("untouched rows of chunk {}", i), chunk, parts[{0, number, Rows::untouched}],
+                       untouched);
+  }
+  int64_t covered = 0;
+  for (size_t i = 0; i < graph.touched.chunks.size() && wrong.empty(); ++i) {
+    const Chunk& chunk = graph.touched.chunks[i];
+    wrong = check_part(graph, fmt::format("touched rows chunk {}", i), chunk,
+                       parts[{0, static_cast<int>(i), Rows::touched}], touched);
+    if (chunk.begin != covered) return "chunks of touched rows do not adjoin";
+    covered += chunk.elements;
+  }
+  const int64_t hidden = graph.layout.embedding().tensors.front().shape.back();
+  if (covered != graph.touched.capacity * hidden) return "chunks do not cover the touched rows";
+  return wrong;
+}
+
+}  // namespace
+
 std::string check_gradients(const StepGraph& graph) {
   const int64_t wire = size_of(graph.plan.wire);
-  // What has landed: (unit, chunk) -> rank -> elements. With gpu reduction a rank lands its own shard only.
-  std::map<std::pair<int, int>, std::map<int, int64_t>> landed;
-  std::map<std::pair<int, int>, int> updates;
-  std::map<std::pair<int, int>, int> moments, accumulations;
+  std::map<Part, Counts> parts;
   std::map<int32_t, std::set<int>> groups;
   for (const Task& task : graph.tasks) {
-    const std::pair<int, int> key{task.unit, task.chunk};
-    if (task.kind == TaskKind::update && task.part == UpdatePart::moments) ++moments[key];
-    if (task.kind == TaskKind::host_accumulate) ++accumulations[key];
     if (task.group >= 0) groups[task.group].insert(task.rank);
-    if (task.kind == TaskKind::d2h && task.chunk >= 0) {
-      landed[key][task.rank] += (task.at(Role::target).end - task.at(Role::target).begin) / wire;
-    }
-    if (task.kind == TaskKind::update && task.part != UpdatePart::moments) {
-      if (++updates[key] > 1) return graph.describe(static_cast<TaskId>(&task - graph.tasks.data())) + " twice";
+    if (task.chunk < 0) continue;
+    Counts& counts = parts[{task.unit, task.chunk, task.rows}];
+    if (task.kind == TaskKind::update) ++(task.part == UpdatePart::moments ? counts.moments : counts.updates);
+    if (task.kind == TaskKind::host_accumulate) ++counts.accumulations;
+    if (task.kind == TaskKind::norm) ++counts.norms;
+    if (task.kind == TaskKind::d2h) {
+      counts.landed[task.rank] += (task.at(Role::target).end - task.at(Role::target).begin) / wire;
     }
   }
   for (const auto& [group, ranks] : groups) {
     if (static_cast<int>(ranks.size()) != graph.ranks()) return fmt::format("group {} lacks ranks", group);
   }
   for (const UnitLayout& unit : graph.layout.units) {
-    const int64_t gradients = graph.layout.tied && unit.unit == 0 ? 2 : 1;
     const auto& chunks = graph.chunks[static_cast<size_t>(unit.unit)];
     int64_t covered = 0;
-    for (size_t chunk = 0; chunk < chunks.size(); ++chunk) {
-      const std::pair<int, int> key{unit.unit, static_cast<int>(chunk)};
-      for (int rank = 0; rank < graph.ranks(); ++rank) {
-        const bool gpu = graph.plan.reduction == Reduction::gpu;
-        const int64_t once =
-            graph.plan.waves * (gpu ? chunks[chunk].shard_valid(rank, graph.ranks()) : chunks[chunk].elements);
-        if (landed[key][rank] != gradients * once) {
-          return fmt::format("{} chunk {} rank {}: {} gradient elements land, {} wanted", unit.name, chunk, rank,
-                             landed[key][rank], gradients * once);
-        }
-      }
-      if (moments[key] != (graph.plan.update == UpdatePolicy::split ? 1 : 0)) {
-        return fmt::format("{} chunk {} has {} second passes", unit.name, chunk, moments[key]);
-      }
-      const int accumulated = graph.plan.waves == 1 ? 0 : static_cast<int>(gradients) * graph.plan.waves - 1;
-      if (accumulations[key] != accumulated) {
-        return fmt::format("{} chunk {} is accumulated {} times", unit.name, chunk, accumulations[key]);
-      }
-      if (updates[key] != 1) return fmt::format("{} chunk {} has {} updates", unit.name, chunk, updates[key]);
-      if (chunks[chunk].begin != covered) return unit.name + ": chunks do not adjoin";
-      covered += chunks[chunk].elements;
+    for (const Chunk& chunk : chunks) {
+      if (chunk.begin != covered) return unit.name + ": chunks do not adjoin";
+      covered += chunk.elements;
     }
     if (covered != unit.elements) return unit.name + ": chunks do not cover the unit";
+    if (unit.unit == 0 && graph.touched.capacity > 0) continue;
+    const int gradients = graph.layout.tied && unit.unit == 0 ? 2 : 1;
+    const Expected expected{gradients, 1, graph.plan.update == UpdatePolicy::split,
+                            graph.plan.waves == 1 ? 0 : gradients * graph.plan.waves - 1,
+                            graph.plan.update != UpdatePolicy::eager};
+    for (size_t i = 0; i < chunks.size(); ++i) {
+      const Counts& counts = parts[{unit.unit, static_cast<int>(i), Rows::all}];
+      const std::string wrong =
+          check_part(graph, fmt::format("{} chunk {}", unit.name, i), chunks[i], counts, expected);
+      if (!wrong.empty()) return wrong;
+    }
   }
-  return "";
+  return graph.touched.capacity > 0 ? check_touched(graph, parts) : "";
 }
 
 }  // namespace slidedp::testing

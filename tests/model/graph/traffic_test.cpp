@@ -2,6 +2,7 @@
 // count, wave count and update policy.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <map>
 
 #include "model/graph/step_graph.h"
@@ -40,12 +41,21 @@ Traffic counted(const StepGraph& graph, int unit) {
   return traffic;
 }
 
-void expect_same(const Traffic& counted, const Traffic& expected, const std::string& what) {
+// `rounding` bytes apart at most where the host works on some rows.
+void expect_near(const Traffic& counted, const Traffic& expected, int64_t rounding, const std::string& what) {
   EXPECT_EQ(counted.delivery, expected.delivery) << what;
   EXPECT_EQ(counted.landing, expected.landing) << what;
-  EXPECT_EQ(counted.accumulate, expected.accumulate) << what;
-  EXPECT_EQ(counted.norm, expected.norm) << what;
-  EXPECT_EQ(counted.update, expected.update) << what;
+  EXPECT_LE(std::abs(counted.accumulate - expected.accumulate), rounding) << what;
+  EXPECT_LE(std::abs(counted.norm - expected.norm), rounding) << what;
+  EXPECT_LE(std::abs(counted.update - expected.update), rounding) << what;
+}
+
+// The touched elements of every task are rounded down, by less than one; of each, no more than state and sources move,
+// twice with split updates. All is exact without touched rows.
+int64_t rounding(const StepGraph& graph) {
+  if (graph.touched.capacity == 0) return 0;
+  const auto tasks = static_cast<int64_t>(graph.chunks.front().size() + graph.touched.chunks.size());
+  return 2 * tasks * (32 + 2 * graph.sources_per_group() * size_of(graph.plan.wire));
 }
 
 TEST(Traffic, OfOffloadedActivationsIsEveryTokenOnceEachWay) {
@@ -67,17 +77,19 @@ TEST(Traffic, OfOffloadedActivationsIsEveryTokenOnceEachWay) {
 }
 
 TEST(Traffic, FollowsTheClosedFormOnRandomPlans) {
-  std::map<std::tuple<Delivery, Reduction, UpdatePolicy, bool>, int> seen;
-  for (uint32_t seed = 0; seed < 600; ++seed) {
+  std::map<std::tuple<Delivery, Reduction, UpdatePolicy, bool, VocabularyRows>, int> seen;
+  for (uint32_t seed = 0; seed < 800; ++seed) {
     const RandomProblem problem(seed);
     const Plan& plan = problem.plan;
     validate_plan(plan, problem.model, problem.train);
     const StepGraph graph = build_step_graph(problem.model, problem.train, plan);
-    expect_same(counted(graph, -1), step_traffic(graph.layout, plan), "seed " + std::to_string(seed));
+    const int64_t touched = plan.waves * graph.touched.expected * problem.model.hidden;
+    const Traffic expected = step_traffic(graph.layout, plan, touched);
+    expect_near(counted(graph, -1), expected, rounding(graph), "seed " + std::to_string(seed));
     if (HasFailure()) return;
-    ++seen[{plan.delivery, plan.reduction, plan.update, plan.waves > 1}];
+    ++seen[{plan.delivery, plan.reduction, plan.update, plan.waves > 1, plan.vocabulary_rows}];
   }
-  EXPECT_EQ(seen.size(), 3U * 2 * 3 * 2);
+  EXPECT_EQ(seen.size(), 3U * 2 * 3 * 2 * 2);
 }
 
 // What a task claims is what its accesses cover on the host. The norm's partial sums, 1/8 byte a parameter that is
@@ -88,6 +100,8 @@ TEST(Traffic, IsTheBytesOfTheAccesses) {
     const StepGraph graph = build_step_graph(problem.model, problem.train, problem.plan);
     for (TaskId id = 0; id < static_cast<TaskId>(graph.tasks.size()); ++id) {
       const Task& task = graph.tasks[static_cast<size_t>(id)];
+      if (task.rows != Rows::all || task.find(Role::lookup) != nullptr)
+        continue;  // ranges cover more than is worked on
       int64_t read = 0, written = 0;
       for (const Access& access : task.accesses) {
         if (!graph.buffers[static_cast<size_t>(access.buffer)].on_host() || access.role == Role::scalars) continue;

@@ -105,6 +105,7 @@ TEST_F(PlanYaml, RoundTripOfEveryOtherValue) {
   file.plan.gradient_slots = 4;
   file.plan.vocabulary_slots = 2;
   file.plan.vocabulary_kept = false;
+  file.plan.vocabulary_rows = VocabularyRows::touched;
   file.plan.wire_slots = 5;
   file.plan.landing_slots = 6;
   file.plan.chunk_elements = std::numeric_limits<int64_t>::max();
@@ -126,6 +127,7 @@ TEST_F(PlanYaml, ErrorsNameFileLineAndKey) {
   EXPECT_THAT(refused("reduction: gpu", "reduction: 3"), HasSubstr("one of cpu, gpu"));
   EXPECT_THAT(refused("wire: bf16", "wire: fp16"), HasSubstr("one of bf16, fp32"));
   EXPECT_THAT(refused("update: deferred", "update: late"), HasSubstr("one of eager, deferred, split"));
+  EXPECT_THAT(refused("vocabulary_rows: all", "vocabulary_rows: some"), HasSubstr("one of all, touched"));
   EXPECT_THAT(refused("backend: cpu\nranks", "backend: rocm\nranks"), HasSubstr("cpu or cuda"));
   EXPECT_THAT(refused("schema: slidedp.plan/1", "schema: slidedp.plan/9"), HasSubstr("slidedp.plan/1"));
   EXPECT_THAT(refused("{update: 2", "{update: 0"), HasSubstr("\"threads.update\" is 0"));
@@ -228,6 +230,14 @@ TEST(ValidatePlan, BelongsToTheModel) {
                 plan.model = model.fingerprint();
               }),
               field("vocabulary_kept"));
+  EXPECT_THAT(
+      refused([](Plan& plan, ModelSpec& model, TrainSpec&) {
+        plan.vocabulary_rows = VocabularyRows::touched;
+        model.hidden = 96;
+        plan.model = model.fingerprint();
+      }),
+      AllOf(field("vocabulary_rows"), HasSubstr("blocks of 64"), HasSubstr("has 96"), HasSubstr("set it to all")));
+  expect_valid([](Plan& plan, TrainSpec&) { plan.vocabulary_rows = VocabularyRows::touched; });
 }
 
 TEST(ValidatePlan, BelongsToTheTrainingSpec) {

@@ -47,6 +47,22 @@ TEST(CpuStream, RunsWorkInOrderOnOneOtherThread) {
   EXPECT_NE(threads.front(), std::this_thread::get_id());
 }
 
+TEST(CpuDeviceCopy, GathersRows) {
+  CpuDevice device(0);
+  auto stream = device.create_stream("h2d");
+  std::vector<uint16_t> host(7 * 3);
+  std::iota(host.begin(), host.end(), uint16_t{0});
+  const std::vector<int32_t> rows{1, 2, 6};
+  const DeviceMemory memory = device.allocate(4 * 3 * 2, "rows");
+  device.copy_rows_to_device(*stream, memory.data(), host.data(), rows.data(), 3, 3 * 2);
+  device.copy_rows_to_device(*stream, memory.data(), host.data(), rows.data(), 0, 3 * 2);
+  device.synchronize(*stream);
+  const auto* copied = static_cast<const uint16_t*>(memory.data());
+  EXPECT_EQ(std::vector(copied, copied + 12), (std::vector<uint16_t>{3, 4, 5, 6, 7, 8, 18, 19, 20, 0, 0, 0}));
+  EXPECT_EQ(device.copied().to_device, 3 * 3 * 2);
+  EXPECT_THROW(device.copy_rows_to_device(*stream, memory.data(), host.data(), rows.data(), -1, 6), std::logic_error);
+}
+
 TEST(CpuStream, StreamsOfOneDeviceDoNotWaitForEachOther) {
   CpuDevice device(0);
   auto blocked = device.create_stream("blocked");

@@ -43,7 +43,17 @@ class FailingWork final : public Collective {
 // Passes everything on; throws at the n-th call of one function, or plants a NaN in a gradient.
 class FaultyCompute final : public Compute {
  public:
-  enum class Where { none, embedding_forward, embedding_backward, layer_forward, layer_backward, head, cast, nan };
+  enum class Where {
+    none,
+    embedding_forward,
+    embedding_backward,
+    layer_forward,
+    layer_backward,
+    head,
+    cast,
+    nan,
+    lookup_nan
+  };
   FaultyCompute(std::unique_ptr<Compute> real, Where where, int calls)
       : real_(std::move(real)), where_(where), left_(calls) {}
 
@@ -51,9 +61,12 @@ class FaultyCompute final : public Compute {
     trip(Where::embedding_forward);
     real_->embedding_forward(weights, batch, out);
   }
-  void embedding_backward(const MicroBatch& batch, const void* in, void* gradients, bool first) override {
+  void embedding_backward(const MicroBatch& batch, const void* in, void* gradients, int64_t rows, bool first) override {
     trip(Where::embedding_backward);
-    real_->embedding_backward(batch, in, gradients, first);
+    real_->embedding_backward(batch, in, gradients, rows, first);
+    if (where_ == Where::lookup_nan && --left_ == 0) {
+      static_cast<float*>(gradients)[5] = std::numeric_limits<float>::quiet_NaN();
+    }
   }
   void layer_forward(int layer, const void* w, const MicroBatch& b, const void* in, void* saved, void* out) override {
     trip(Where::layer_forward);
@@ -199,6 +212,40 @@ TEST_F(Failure, NonFiniteGradientSkipsADeferredUpdateAndLeavesTheStateAsItWas) {
   EXPECT_EQ(skipped.skipped, (std::vector<bool>{false, true}));
   EXPECT_FALSE(std::isfinite(skipped.gradient_norms[1]));
   EXPECT_TRUE(skipped.state == before.state);
+}
+
+// The same in a row that the lookup touched.
+TEST(FailureOfTouchedRows, NonFiniteGradient) {
+  const TinyTraining training(true, 64);
+  Plan plan = training.plan(2, 1);
+  plan.vocabulary_rows = VocabularyRows::touched;
+  const std::string eager =
+      error_of([&] { training.run(plan, training.train(), 3, fault(FaultyCompute::Where::lookup_nan, 2, 1)); });
+  EXPECT_THAT(eager, HasSubstr("step 2"));
+  EXPECT_THAT(eager, HasSubstr("model.embed_tokens.weight"));
+  plan.update = UpdatePolicy::deferred;
+  const RunResult before = training.run(plan, training.train(), 1);
+  const RunResult skipped = training.run(plan, training.train(), 2, fault(FaultyCompute::Where::lookup_nan, 2, 1));
+  EXPECT_EQ(skipped.skipped, (std::vector<bool>{false, true}));
+  EXPECT_TRUE(skipped.state == before.state);
+}
+
+TEST(FailureOfTouchedRows, TokenIdOutsideTheVocabulary) {
+  const TinyTraining training(true, 64);
+  Plan plan = training.plan();
+  plan.vocabulary_rows = VocabularyRows::touched;
+  const StepGraph graph = build_step_graph(training.model(), training.train(), plan);
+  HostState state(graph.layout);
+  Backend backend = make_backend(training.model(), graph.layout, plan, 0);
+  const PackedDataset data(training.data(), training.model(), plan.seq);
+  for (const int32_t id : {-1, static_cast<int32_t>(training.model().vocabulary)}) {
+    Executor executor(graph, backend, state);
+    StepInput input;
+    input.batches.push_back(data.fill(0, plan, 0, executor.batch(0)));
+    executor.batch(0)[3] = id;
+    EXPECT_THAT(error_of([&] { executor.submit(input); }),
+                HasSubstr("Token id " + std::to_string(id) + " is outside the model's vocabulary of 97"));
+  }
 }
 
 // Destroying an executor with work under way neither hangs nor touches what is gone.

@@ -8,10 +8,13 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <optional>
+#include <set>
 #include <tuple>
 
 #include "model/graph/memory.h"
+#include "runtime/data/packed_dataset.h"
 #include "tests/support/expected_traffic.h"
 #include "tests/support/tiny_run.h"
 
@@ -20,9 +23,10 @@ namespace {
 
 constexpr int kSteps = 3;
 constexpr size_t kPlans = 320;
+constexpr int64_t kHidden = 64;  // touched rows need whole blocks
 
 PlanMatrix make_matrix() {
-  const TinyTraining tied(true), untied(false);
+  const TinyTraining tied(true, kHidden), untied(false, kHidden);
   return PlanMatrix({tied.model(), untied.model(), untied.train(), untied.plan()}, kPlans);
 }
 
@@ -82,12 +86,33 @@ class PlanMatrixRuns : public ::testing::TestWithParam<bool> {
   // positions and losses beside.
   void expect_planned_copies(const StepGraph& graph, const RunResult& result) const {
     const Plan& plan = graph.plan;
-    const Traffic traffic = step_traffic(graph.layout, plan);
     const int64_t micro_batches = int64_t{1} * plan.ranks * plan.waves * plan.micro_batches;
-    const int64_t batch = micro_batches * plan.micro_batch_tokens() * 3 * 4, losses = micro_batches * 8;
+    const int64_t arrays = plan.vocabulary_rows == VocabularyRows::touched ? 4 : 3;
     const int64_t offloaded = offloaded_bytes(training_.model(), plan);
-    EXPECT_EQ(result.copied.to_device, kSteps * (traffic.delivery + batch + offloaded));
-    EXPECT_EQ(result.copied.to_host, kSteps * (traffic.landing + losses + offloaded));
+    int64_t to_device = 0, to_host = 0;
+    for (int step = 0; step < kSteps; ++step) {
+      const Traffic traffic = step_traffic(graph.layout, plan, touched_rows(plan, step) * kHidden);
+      to_device += traffic.delivery + micro_batches * plan.micro_batch_tokens() * arrays * 4 + offloaded;
+      to_host += traffic.landing + micro_batches * 8 + offloaded;
+    }
+    EXPECT_EQ(result.copied.to_device, to_device);
+    EXPECT_EQ(result.copied.to_host, to_host);
+  }
+
+  // Different token ids of each wave of a step, summed over waves.
+  int64_t touched_rows(const Plan& plan, int step) const {
+    std::vector<std::set<int32_t>> ids(static_cast<size_t>(plan.waves));
+    std::vector<int32_t> batch(static_cast<size_t>(plan.batch_bytes() / 4));
+    for (int rank = 0; rank < plan.ranks; ++rank) {
+      data_.fill(step, plan, rank, batch.data());
+      for (int64_t m = 0; m < plan.micro_batches_per_step(); ++m) {
+        const int32_t* of_micro_batch = batch.data() + m * plan.micro_batch_bytes() / 4;
+        ids[static_cast<size_t>(m / plan.micro_batches)].insert(of_micro_batch,
+                                                                of_micro_batch + plan.micro_batch_tokens());
+      }
+    }
+    return std::accumulate(ids.begin(), ids.end(), int64_t{0},
+                           [](int64_t sum, const auto& wave) { return sum + static_cast<int64_t>(wave.size()); });
   }
 
   // Ranks, reduction, waves, micro-batches and head chunks only change the order in which fp32 sums are rounded. A sum
@@ -115,7 +140,8 @@ class PlanMatrixRuns : public ::testing::TestWithParam<bool> {
     EXPECT_TRUE(a.state == b.state);
   }
 
-  TinyTraining training_{GetParam()};
+  TinyTraining training_{GetParam(), kHidden};
+  PackedDataset data_{training_.data(), training_.model(), training_.plan().seq};
   std::map<bool, double> worst_;  // gradient differences: of plans with a bf16 type, of all fp32
 };
 
@@ -160,11 +186,14 @@ TEST_P(PlanMatrixRuns, ComputeTheSameUpdateOnThreeFiveSixAndSevenRanks) {
       plan.reduction = reduction;
       plan.micro_batch_rows = 1;
       std::optional<RunResult> first;
-      for (const auto& [delivery, update, chunk] :
-           {std::tuple(replicated, eager, 1 << 24), {sharded, split, 300}, {broadcast, deferred, 1000}}) {
+      for (const auto& [delivery, update, chunk, rows] : {std::tuple(replicated, eager, 1 << 24, VocabularyRows::all),
+                                                          {sharded, split, 300, VocabularyRows::touched},
+                                                          {broadcast, deferred, 1000, VocabularyRows::touched},
+                                                          {replicated, eager, 300, VocabularyRows::touched}}) {
         plan.delivery = delivery;
         plan.update = update;
         plan.chunk_elements = chunk;
+        plan.vocabulary_rows = rows;
         SCOPED_TRACE(std::to_string(ranks) + " ranks, " + std::string(name(reduction)) + ", " +
                      std::string(name(delivery)));
         const RunResult result = run(plan, train);

@@ -204,7 +204,7 @@ TEST_P(Embedding, LookupAndScatterInTokenOrder) {
   Slot<float> slot(layout.embedding().elements);
   std::vector<float> expected(static_cast<size_t>(layout.embedding().elements), 0.0f);
   for (const bool first : {true, false}) {
-    compute->embedding_backward(batch.micro_batch(), gradient.data(), slot.data(), first);
+    compute->embedding_backward(batch.micro_batch(), gradient.data(), slot.data(), model.vocabulary, first);
     for (int64_t t = 0; t < tokens; ++t) {
       for (int64_t i = 0; i < hidden; ++i) {
         expected[static_cast<size_t>(batch.ids[static_cast<size_t>(t)] * hidden + i)] +=
@@ -227,9 +227,27 @@ TEST_P(Embedding, Bf16SlotIsRoundedOnceARow) {
   const auto gradient = random_hidden(64 * model.hidden, 2);
   Slot<float> sum(layout.embedding().elements);
   Slot<uint16_t> slot(layout.embedding().elements);
-  exact->embedding_backward(batch.micro_batch(), gradient.data(), sum.data(), true);
-  compute->embedding_backward(batch.micro_batch(), gradient.data(), slot.data(), true);
+  exact->embedding_backward(batch.micro_batch(), gradient.data(), sum.data(), model.vocabulary, true);
+  compute->embedding_backward(batch.micro_batch(), gradient.data(), slot.data(), model.vocabulary, true);
   for (int64_t i = 0; i < slot.elements(); ++i) ASSERT_EQ(slot.data()[i], to_bf16(sum.data()[i])) << i;
+}
+
+// A matrix of some rows: those are overwritten, and nothing behind them.
+TEST_P(Embedding, ScatterIntoFewerRows) {
+  const ModelSpec model = head_model(false);
+  const ModelLayout layout = make_layout(model);
+  TestBatch batch(model, 1, 64, {64}, 5);
+  for (int32_t& id : batch.ids) id = id % 7;
+  const auto compute = make_aten_compute(model, layout, plan_for(model, 1, 64, GetParam()));
+  const auto gradient = random_hidden(64 * model.hidden, 2);
+  const int64_t rows = 9, elements = rows * model.hidden;
+  Slot<float> whole(layout.embedding().elements), compact(layout.embedding().elements);
+  std::fill_n(compact.data(), compact.elements(), 5.0F);
+  compute->embedding_backward(batch.micro_batch(), gradient.data(), whole.data(), model.vocabulary, true);
+  compute->embedding_backward(batch.micro_batch(), gradient.data(), compact.data(), rows, true);
+  for (int64_t i = 0; i < compact.elements(); ++i) {
+    ASSERT_EQ(compact.data()[i], i < elements ? whole.data()[i] : 5.0F) << i;
+  }
 }
 
 TEST(EmbeddingErrors, IdBeyondTheVocabularyIsRefused) {

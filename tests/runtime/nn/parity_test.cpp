@@ -74,7 +74,7 @@ class WholeModel {
       compute->layer_backward(static_cast<int>(layer), weights_[layer + 1].data(), batch, hidden[layer].data(),
                               saved[layer].data(), gradient.data(), gradients_[layer + 1].data(), true);
     }
-    compute->embedding_backward(batch, gradient.data(), gradients_.front().data(), true);
+    compute->embedding_backward(batch, gradient.data(), gradients_.front().data(), model_.vocabulary, true);
     if (model_.tied) {
       for (int64_t i = 0; i < tied.elements(); ++i) gradients_.front().data()[i] += tied.data()[i];
     }

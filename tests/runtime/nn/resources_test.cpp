@@ -91,7 +91,7 @@ int64_t measured_temporaries(const ModelSpec& model, const Plan& plan, const Tes
                 head_gradients.data(), model.tied ? vocabulary_gradients.data() : nullptr, true, &loss);
   compute->layer_backward(0, layer.data(), micro_batch, hidden.data(), saved.data(), out.data(), layer_gradients.data(),
                           true);
-  compute->embedding_backward(micro_batch, out.data(), vocabulary_gradients.data(), true);
+  compute->embedding_backward(micro_batch, out.data(), vocabulary_gradients.data(), model.vocabulary, true);
   return counted_memory().peak - before;
 }
 
