@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <map>
 #include <set>
 
@@ -11,19 +10,16 @@ std::string check_activations(const StepGraph& graph) {
     int boundary = -1, micro_batch = -1, wave = -1;
     bool operator==(const Content&) const = default;
   };
-  const int head = graph.layout.layers;
   std::map<BufferId, Content> held;  // device and host
   std::set<BufferId> returned;       // device buffers whose content has come back from the host
   for (const Task& task : graph.tasks) {
     if (task.micro_batch < 0) continue;
     const auto id = static_cast<TaskId>(&task - graph.tasks.data());
-    const int layer = task.unit - 1;
+    const int layer = task.unit - 1;  // the head counts as one; its input is the boundary above the last layer
     const Content own{layer, task.micro_batch, task.wave};
     const bool copy = task.kind == TaskKind::act_d2h || task.kind == TaskKind::act_h2d;
     if (const Access* in = task.find(copy ? Role::source : Role::hidden_in)) {
-      const int boundary = std::min(layer, head);
-      if (held[in->buffer] != Content{boundary, task.micro_batch, task.wave})
-        return graph.describe(id) + ": wrong input";
+      if (held[in->buffer] != own) return graph.describe(id) + ": wrong input";
       const bool backward = task.kind == TaskKind::bwd || task.kind == TaskKind::recompute;
       const bool offloads = backward && graph.plan.activation[static_cast<size_t>(layer)] == ActivationPolicy::offload;
       if (backward && offloads != returned.contains(in->buffer)) return graph.describe(id) + ": not by way of the host";
