@@ -3,7 +3,17 @@ include(CheckLanguage)
 check_language(CUDA)
 if(CMAKE_CUDA_COMPILER)
   # CMake wants a value before it enables the language; every target of ours sets its own CUDA_ARCHITECTURES.
-  set(SLIDEDP_CUDA_ARCHITECTURES "80;89;90" CACHE STRING "GPU architectures to build for")
+  # Without a GPU here: code for the usual ones, and of the last PTX, which newer ones translate (100, 120).
+  set(architectures "80-real;89-real;90")
+  find_program(SLIDEDP_NVIDIA_SMI nvidia-smi)
+  if(SLIDEDP_NVIDIA_SMI)
+    execute_process(COMMAND ${SLIDEDP_NVIDIA_SMI} -L OUTPUT_VARIABLE gpus ERROR_QUIET RESULT_VARIABLE failed)
+    if(NOT failed AND gpus MATCHES "GPU 0")
+      set(architectures native)
+    endif()
+  endif()
+  set(SLIDEDP_CUDA_ARCHITECTURES ${architectures} CACHE STRING
+    "GPU architectures to build for: native, or of 80, 86, 89, 90, 100, 120")
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES ${SLIDEDP_CUDA_ARCHITECTURES})
   endif()

@@ -63,6 +63,8 @@ int run(int argc, char** argv) {
   app.add_option("--data", options.data, "packed data set, written by slidedp-data")->required();
   app.add_option("--out", options.out, "run directory: log, report and the trained model")->required();
   app.add_option("--steps", options.steps, "steps to run, instead of the training spec's");
+  app.add_flag("--share-gpu", options.share_gpu,
+               "all ranks on the first GPU: for tests, slower than a GPU a rank (backend cuda)");
   app.add_flag("--overwrite", options.overwrite, "replace the results in an existing run directory");
   try {
     app.parse(argc, argv);

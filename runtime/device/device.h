@@ -81,13 +81,17 @@ class Device {
   // Host memory should be registered (CUDA: pinned); pointers stay the caller's and live until the copy is done.
   virtual void copy_to_device(Stream&, void* device, const void* host, int64_t bytes) = 0;
   virtual void copy_to_host(Stream&, void* host, const void* device, int64_t bytes) = 0;
-  // Runs `work` in stream order. CPU: on the stream's worker. CUDA: at once on the calling thread, where it launches
-  // kernels onto the stream. Exceptions go to the error handler.
+  // Runs `work` in stream order. CPU: on the stream's worker. CUDA: at once on the calling thread (on a worker if ranks
+  // share the GPU), where it launches kernels onto the stream. Exceptions go to the error handler.
   virtual void launch(Stream&, std::function<void()> work) = 0;
   // Calls `done` on some host thread once all earlier work of the stream is complete. `done` must be short, must not
   // call the device, and is also called after a failure (with the work skipped).
   virtual void notify(Stream&, std::function<void()> done) = 0;
   virtual void synchronize(Stream&) = 0;
+
+  // Between the two, what is issued on the stream belongs to the task of that name: for error messages and profilers.
+  virtual void begin_task(Stream&, const std::string& /*name*/) {}
+  virtual void end_task(Stream&) {}
 
   // Makes host memory fast to copy, for every device of this process.
   virtual void register_host(void* data, int64_t bytes) = 0;

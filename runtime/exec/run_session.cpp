@@ -145,7 +145,9 @@ class Session {
     check_disk(options_, graph_.layout);
     check_device_memory();
     check_threads();
-    backend_ = make_backend(inputs_.model, graph_.layout, plan(), device_budget());
+    backend_ =
+        make_backend(inputs_.model, graph_.layout, plan(),
+                     {device_budget(), memory_.device_buffer_bytes + memory_.temporary_bytes, options_.share_gpu});
     load();
     Executor executor(graph_, backend_, *state_);
     environment_.writing_starts();

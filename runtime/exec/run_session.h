@@ -23,6 +23,7 @@ struct RunOptions {
   std::filesystem::path plan, model, data, out;
   std::optional<int64_t> steps;  // overrides the training spec's
   bool overwrite = false;        // replace the results in an existing RUN_DIR
+  bool share_gpu = false;        // BackendOptions::share_gpu
   std::string command_line;
 };
 

@@ -26,7 +26,7 @@ int64_t state_bytes(int64_t elements) {
 
 HostState::HostState(const ModelLayout& layout)
     : layout_(layout), arena_(state_bytes(layout.elements), "The training state (12 bytes for each parameter)") {
-  // One array each over the whole model, units back to back: hi is what devices read, and is registered as one range.
+  // One array each over the whole model, units back to back: hi is registered with the devices as one range.
   auto* hi = static_cast<uint16_t*>(arena_.take(layout.elements * 2));
   auto* lo = static_cast<uint16_t*>(arena_.take(layout.elements * 2));
   auto* m = static_cast<float*>(arena_.take(layout.elements * 4));
@@ -38,6 +38,11 @@ HostState::HostState(const ModelLayout& layout)
     begin += unit.elements;
   }
   if (begin != layout.elements) throw std::logic_error("HostState: the layout's units do not add up to its elements");
+}
+
+std::span<uint16_t> HostState::weights() {
+  return units_.empty() ? std::span<uint16_t>()
+                        : std::span(units_.front().hi.data(), static_cast<size_t>(layout_.elements));
 }
 
 UnitState HostState::unit(int unit) { return units_.at(static_cast<size_t>(unit)); }

@@ -30,6 +30,8 @@ class HostState {
   // Allocates hi, lo, m, v of the whole model, zeroed. Throws Error if the host cannot hold it.
   explicit HostState(const ModelLayout& layout);
   UnitState unit(int unit);
+  // hi of all units, back to back: what devices read.
+  std::span<uint16_t> weights();
   const ModelLayout& layout() const { return layout_; }
   int64_t bytes() const;
   // Updates applied so far (Adam's t). Skipped steps do not count.
