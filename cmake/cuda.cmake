@@ -25,6 +25,7 @@ if(CMAKE_CUDA_COMPILER)
     endif()
   endforeach()
   find_package(CUDAToolkit REQUIRED)
+  list(APPEND CMAKE_INSTALL_RPATH ${CUDAToolkit_LIBRARY_DIR})  # installed programs find libcudart
   set(SLIDEDP_WITH_CUDA ON)
   message(STATUS "CUDA ${CMAKE_CUDA_COMPILER_VERSION} found: CUDA targets are configured")
 else()

@@ -10,6 +10,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 
 namespace slidedp {
@@ -69,6 +70,9 @@ class Device {
 
   // Zeroed, aligned to 256 bytes. Throws Error that names `what`, the bytes wanted, the budget and what is in use.
   virtual DeviceMemory allocate(int64_t bytes, const std::string& what) = 0;
+  // The allocations that follow, of these sizes, come out of one piece where the system would round each of them up.
+  // Counts nothing and refuses nothing; the piece lasts until all of them are gone, and only then another is made.
+  virtual void reserve(std::span<const int64_t> /*sizes*/) {}
   virtual MemoryUse memory() const = 0;
 
   virtual std::unique_ptr<Stream> create_stream(const std::string& name) = 0;

@@ -48,6 +48,11 @@ GraphMemory::GraphMemory(const StepGraph& graph, const std::vector<std::unique_p
     if (buffer.on_host() && !is_state(buffer)) host_bytes += Arena::footprint(buffer.bytes);
   }
   arena_ = Arena(host_bytes, "gradient landing buffers and step data");
+  std::vector<std::vector<int64_t>> device_sizes(devices.size());
+  for (const Buffer& buffer : graph.buffers) {
+    if (!buffer.on_host()) device_sizes[static_cast<size_t>(buffer.rank)].push_back(buffer.bytes);
+  }
+  for (size_t rank = 0; rank < devices.size(); ++rank) devices[rank]->reserve(device_sizes[rank]);
   for (const Buffer& buffer : graph.buffers) {
     if (!buffer.on_host()) {
       device_memory_.push_back(devices[static_cast<size_t>(buffer.rank)]->allocate(buffer.bytes, buffer.name));

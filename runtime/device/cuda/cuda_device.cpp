@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "model/base/format.h"
+#include "model/base/types.h"
 #include "runtime/device/cuda/cuda_error.h"
 #include "runtime/device/cuda/gather_rows.h"
 #include "runtime/device/cuda/nvtx/ranges.h"
@@ -17,6 +18,13 @@ namespace {
 
 // How long a failed GPU stays unnoticed while no thread of ours calls CUDA; a few calls each time.
 constexpr auto kWatchInterval = std::chrono::milliseconds(20);
+
+// What an allocation takes of a reserved piece.
+constexpr int64_t kAlignment = 256;
+int64_t footprint(int64_t bytes) { return round_up(std::max<int64_t>(bytes, 1), kAlignment); }
+
+// By how much alignment may make a plan's buffers larger than the budget that they fill exactly.
+constexpr int64_t kRoundingSlack = int64_t{1} << 20;
 
 thread_local cudaStream_t current_stream = nullptr;
 
@@ -92,7 +100,7 @@ CudaDevice::~CudaDevice() {
     if (cudaStreamSynchronize(core->handle()) != cudaSuccess) core->callbacks().call_all();
     core->callbacks().wait_until_idle();
   }
-  cudaGetLastError();
+  drop_reserve();
 }
 
 void CudaDevice::activate() const { check_cuda(cudaSetDevice(options_.ordinal), "cudaSetDevice"); }
@@ -117,9 +125,43 @@ DeviceMemory CudaDevice::allocate(int64_t bytes, const std::string& what) {
   return memory;
 }
 
+void CudaDevice::reserve(std::span<const int64_t> sizes) {
+  int64_t bytes = 0;
+  for (const int64_t size : sizes) bytes += footprint(size);
+  activate();
+  const std::lock_guard lock(memory_mutex_);
+  if (reserve_live_ > 0) return;
+  drop_reserve();
+  if (bytes == 0 || bytes > memory_.budget + kRoundingSlack) return;
+  void* data = nullptr;
+  if (cudaMalloc(&data, static_cast<size_t>(bytes)) != cudaSuccess) {
+    cudaGetLastError();
+    return;
+  }
+  reserve_ = static_cast<char*>(data);
+  reserve_bytes_ = bytes;
+}
+
+void* CudaDevice::take_from_reserve(int64_t bytes) {
+  const std::lock_guard lock(memory_mutex_);
+  if (footprint(bytes) > reserve_bytes_ - reserve_used_) return nullptr;
+  void* data = reserve_ + reserve_used_;
+  reserve_used_ += footprint(bytes);
+  ++reserve_live_;
+  return data;
+}
+
+void CudaDevice::drop_reserve() {
+  cudaFree(reserve_);  // fails only where the context is gone, and with it the memory
+  cudaGetLastError();
+  reserve_ = nullptr;
+  reserve_bytes_ = reserve_used_ = 0;
+}
+
 // From the GPU, for bytes that are counted already.
 void* CudaDevice::take(int64_t bytes, const std::string& what) {
   activate();
+  if (void* reserved = take_from_reserve(bytes)) return reserved;
   void* data = nullptr;
   const cudaError_t status = cudaMalloc(&data, static_cast<size_t>(std::max<int64_t>(bytes, 1)));
   if (status == cudaSuccess) return data;
@@ -143,10 +185,14 @@ void* CudaDevice::take(int64_t bytes, const std::string& what) {
 
 void CudaDevice::release(void* data, int64_t bytes) {
   cudaSetDevice(options_.ordinal);
-  cudaFree(data);  // fails only where the context is gone, and with it the memory
-  cudaGetLastError();
   const std::lock_guard lock(memory_mutex_);
   memory_.in_use -= bytes;
+  if (data >= reserve_ && data < reserve_ + reserve_bytes_) {
+    if (--reserve_live_ == 0) drop_reserve();
+    return;
+  }
+  cudaFree(data);
+  cudaGetLastError();
 }
 
 MemoryUse CudaDevice::memory() const {
@@ -290,7 +336,7 @@ void CudaDevice::wait(Stream& stream, Event& event) {
 double CudaDevice::timestamp(const Event& event) const {
   const auto* cuda = dynamic_cast<const CudaEvent*>(&event);
   const auto record = cuda == nullptr ? nullptr : cuda->last();
-  if (record == nullptr || !cuda->complete()) {
+  if (record == nullptr || !record->reached_cuda()) {
     throw std::logic_error("timestamp of an event that was not recorded or is not complete");
   }
   return CudaClock::seconds(*record->anchor, record->event);
@@ -367,7 +413,7 @@ void CudaDevice::synchronize(Stream& stream) {
     core.callbacks().call_all();
   }
   core.callbacks().wait_until_idle();
-  if (auto thrown = core.callbacks().take_exception()) failure_->fail(std::move(thrown));
+  report_callbacks(core);
   failure_->rethrow_unhandled();
 }
 
@@ -424,6 +470,12 @@ void CudaDevice::look_after(StreamCore& core) {
     failure_->fail(asynchronous_failure(status));
     core.callbacks().call_all();
   }
+  report_callbacks(core);
+}
+
+// When this returns, what a callback threw has been reported, by whichever thread.
+void CudaDevice::report_callbacks(StreamCore& core) {
+  const std::lock_guard lock(reporting_mutex_);
   if (auto thrown = core.callbacks().take_exception()) failure_->fail(std::move(thrown));
 }
 

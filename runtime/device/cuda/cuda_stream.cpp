@@ -18,10 +18,6 @@ void redeem(void* data) {
   ticket->callbacks->call(ticket->number);
 }
 
-bool is_issued(const CudaRecord& record) {
-  return record.issued == nullptr || record.issued->outcome() == Record::Outcome::done;
-}
-
 }  // namespace
 
 StreamCore::Handle::Handle() {
@@ -62,10 +58,14 @@ CudaRecord::~CudaRecord() {
   cudaGetLastError();
 }
 
+bool CudaRecord::reached_cuda() const {
+  return (issued == nullptr || issued->outcome() == Record::Outcome::done) && !skipped;
+}
+
 bool CudaEvent::complete() const {
   const auto record = last();
   if (record == nullptr) return true;
-  if (!is_issued(*record) || record->skipped) return false;
+  if (!record->reached_cuda()) return false;
   const cudaError_t status = cudaEventQuery(record->event);
   if (status != cudaSuccess) cudaGetLastError();
   return status == cudaSuccess;

@@ -73,6 +73,7 @@ struct CudaRecord {
   ~CudaRecord();
   CudaRecord(const CudaRecord&) = delete;
   CudaRecord& operator=(const CudaRecord&) = delete;
+  bool reached_cuda() const;
 
   const int ordinal;
   cudaEvent_t event = nullptr;

@@ -66,11 +66,47 @@ TEST_P(CudaDeviceTest, ReportsAGpuWithoutMemory) {
   EXPECT_NO_THROW(device.allocate(1 << 20, "a slot"));
 }
 
+TEST_P(CudaDeviceTest, ReservedMemoryIsOnePieceThatIsGivenBackWhole) {
+  CudaDevice device(options(0, 100'000'000));
+  const auto in_use = [] {
+    size_t free = 0, total = 0;
+    check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    return static_cast<int64_t>(total - free);
+  };
+  {  // what CUDA itself takes at the first calls
+    const DeviceMemory first = device.allocate(1 << 20, "first");
+    check_cuda(cudaMemset(first.data(), 0xff, 1 << 20), "cudaMemset");
+    test::download<uint8_t>(first);
+  }
+  const int64_t before = in_use();
+  // Each just above a multiple of 2 MiB, to which the system rounds.
+  const std::vector<int64_t> sizes(20, (4 << 20) + 1);
+  for (int turn = 0; turn < 2; ++turn) {
+    device.reserve(sizes);
+    std::vector<DeviceMemory> memory;
+    for (const int64_t size : sizes) {
+      memory.push_back(device.allocate(size, "slot"));
+      if (memory.size() == 1) continue;
+      EXPECT_EQ(static_cast<char*>(memory.back().data()) - static_cast<char*>(memory[memory.size() - 2].data()),
+                (4 << 20) + 256);
+    }
+    const DeviceMemory more = device.allocate(1000, "more");  // beside it
+    EXPECT_LE(in_use() - before, 20 * ((4 << 20) + 256) + (4 << 20));
+    device.reserve(sizes);  // not while the first is in use
+    const auto values = test::download<uint8_t>(memory[7]);
+    EXPECT_TRUE(std::all_of(values.begin(), values.end(), [](uint8_t byte) { return byte == 0; }));
+    for (const DeviceMemory& one : memory) check_cuda(cudaMemset(one.data(), 0xff, 1 << 20), "cudaMemset");
+  }
+  EXPECT_LE(in_use() - before, 4 << 20);
+  EXPECT_EQ(device.memory().in_use, 0);
+}
+
 TEST_P(CudaDeviceTest, WithoutBudgetHasWhatIsFree) {
   CudaDevice device(options());
   size_t free = 0, total = 0;
   check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-  EXPECT_GT(device.memory().budget, 0);
+  // Others may take or give back a little meanwhile.
+  EXPECT_GT(device.memory().budget, static_cast<int64_t>(free) - (int64_t{1} << 30));
   EXPECT_LE(device.memory().budget, static_cast<int64_t>(total));
 }
 

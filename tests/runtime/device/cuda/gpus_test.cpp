@@ -1,15 +1,18 @@
-// Which machines are refused, in words; needs no GPU.
+// Which machines are refused, in words. Needs no GPU.
 #include "runtime/device/cuda/gpus.h"
 
 #include <gmock/gmock.h>
 
 #include "model/base/error.h"
 #include "runtime/comm/nccl/nccl_api.h"
+#include "runtime/device/backends.h"
+#include "tests/support/gpu.h"
 
 namespace slidedp {
 namespace {
 
 using testing::AllOf;
+using testing::AnyOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
@@ -84,6 +87,19 @@ TEST(ChooseGpus, TooLittleFreeMemory) {
               AllOf(HasSubstr("20.0 GiB free of 140.0 GiB"), HasSubstr("21.0 GiB"), HasSubstr("another process")));
   EXPECT_EQ(refusal(busy, {1, 20 * kGiB, false}), "");
   EXPECT_THAT(refusal(busy, {4, 6 * kGiB, true}), AllOf(HasSubstr("24.0 GiB"), HasSubstr("4 ranks that share it")));
+}
+
+TEST(ChooseGpus, ThisMachineIsUsedOrSaysWhyNot) {
+  std::string why;
+  try {
+    EXPECT_EQ(make_backend("cuda", 1, 1 << 20).devices.size(), 1u);
+  } catch (const Error& error) {
+    why = error.what();
+  }
+  EXPECT_EQ(why.empty(), test::visible_gpus() > 0) << why;
+  if (!why.empty()) {
+    EXPECT_THAT(why, AnyOf(HasSubstr("No NVIDIA driver"), HasSubstr("sees no GPU")));
+  }
 }
 
 TEST(NcclApi, MissingLibraryIsNamedWithWhatToDo) {
