@@ -78,6 +78,8 @@ int run(int argc, char** argv) {
          "first served; slower, to compare with)")
       ->transform(CLI::CheckedTransformer(
           std::map<std::string, UpdateOrder>{{"need", UpdateOrder::need}, {"arrival", UpdateOrder::arrival}}));
+  app.add_flag("--share-gpu", options.share_gpu,
+               "all ranks on the first GPU: for tests, slower than a GPU a rank (backend cuda)");
   app.add_flag("--overwrite", options.overwrite, "replace the results in an existing run directory");
   try {
     app.parse(argc, argv);

@@ -5,6 +5,12 @@
 #include "runtime/device/cpu/cpu_device.h"
 #include "runtime/nn/aten_compute.h"
 #include "runtime/nn/counting_allocator.h"
+#ifdef SLIDEDP_WITH_CUDA
+#include "runtime/comm/local/cuda/cuda_operations.h"
+#include "runtime/comm/nccl/nccl_collective.h"
+#include "runtime/device/cuda/cuda_device.h"
+#include "runtime/device/cuda/gpus.h"
+#endif
 
 namespace slidedp {
 namespace {
@@ -19,29 +25,96 @@ void require_compiled_in(const std::string& name) {
        ". Choose one of them, or use a build that has it.");
 }
 
-}  // namespace
-
-std::vector<std::string> backend_names() { return {"cpu"}; }
-
-Backend make_backend(const std::string& name, int ranks, int64_t memory_budget) {
+void check_request(const std::string& name, int ranks) {
   require_compiled_in(name);
   if (ranks < 1) fail("A backend needs at least one rank, not " + std::to_string(ranks) + ".");
+}
+
+Backend make_cpu_backend(int ranks, const BackendOptions& options) {
   Backend backend;
   std::vector<Device*> devices;
   for (int rank = 0; rank < ranks; ++rank) {
-    backend.devices.push_back(std::make_unique<CpuDevice>(rank, memory_budget));
+    backend.devices.push_back(std::make_unique<CpuDevice>(rank, options.memory_budget));
     devices.push_back(backend.devices.back().get());
   }
   backend.collective = std::make_unique<LocalCollective>(std::move(devices));
   return backend;
 }
 
-Backend make_backend(const ModelSpec& model, const ModelLayout& layout, const Plan& plan, int64_t memory_budget) {
-  Backend backend = make_backend(plan.backend, plan.ranks, memory_budget);
+#ifdef SLIDEDP_WITH_CUDA
+// The GPU of each rank.
+std::vector<int> check_cuda(int ranks, const BackendOptions& options) {
+  const bool shared = options.share_gpu && ranks > 1;
+  const std::vector<int> gpus = choose_gpus(look_at_gpus(shared ? 1 : ranks), {ranks, options.memory_needed, shared});
+  if (ranks > 1 && !shared) nccl_api();
+  return gpus;
+}
+
+Backend make_cuda_backend(int ranks, const BackendOptions& options) {
+  const bool shared = options.share_gpu && ranks > 1;
+  const std::vector<int> gpus = check_cuda(ranks, options);
+  Backend backend;
+  std::vector<CudaDevice*> devices;
+  for (int rank = 0; rank < ranks; ++rank) {
+    auto device = std::make_unique<CudaDevice>(
+        CudaDeviceOptions{rank, gpus[static_cast<size_t>(rank)], options.memory_budget, shared});
+    devices.push_back(device.get());
+    backend.devices.push_back(std::move(device));
+  }
+  if (ranks > 1 && !shared) {
+    backend.collective = std::make_unique<NcclCollective>(std::move(devices));
+  } else {
+    backend.collective =
+        std::make_unique<LocalCollective>(std::vector<Device*>(devices.begin(), devices.end()), make_cuda_operations());
+  }
+  return backend;
+}
+#endif
+
+}  // namespace
+
+std::vector<std::string> backend_names() {
+#ifdef SLIDEDP_WITH_CUDA
+  return {"cpu", "cuda"};
+#else
+  return {"cpu"};
+#endif
+}
+
+void check_backend(const std::string& name, int ranks, const BackendOptions& options) {
+  check_request(name, ranks);
+#ifdef SLIDEDP_WITH_CUDA
+  if (name == "cuda") check_cuda(ranks, options);
+#else
+  static_cast<void>(options);
+#endif
+}
+
+Backend make_backend(const std::string& name, int ranks, const BackendOptions& options) {
+  check_request(name, ranks);
+#ifdef SLIDEDP_WITH_CUDA
+  if (name == "cuda") return make_cuda_backend(ranks, options);
+#endif
+  return make_cpu_backend(ranks, options);
+}
+
+Backend make_backend(const ModelSpec& model, const ModelLayout& layout, const Plan& plan,
+                     const BackendOptions& options) {
+  require_compiled_in(plan.backend);
+  if (plan.backend != "cpu") fail("This build has no decoder math for the backend '" + plan.backend + "'.");
+  Backend backend = make_backend(plan.backend, plan.ranks, options);
   for (int rank = 0; rank < plan.ranks; ++rank) {
     backend.compute.push_back(make_aten_compute(model, layout, plan));
   }
   return backend;
+}
+
+Backend make_backend(const std::string& name, int ranks, int64_t memory_budget) {
+  return make_backend(name, ranks, BackendOptions{.memory_budget = memory_budget});
+}
+
+Backend make_backend(const ModelSpec& model, const ModelLayout& layout, const Plan& plan, int64_t memory_budget) {
+  return make_backend(model, layout, plan, BackendOptions{.memory_budget = memory_budget});
 }
 
 MemoryUse temporary_memory(const std::string& backend) {

@@ -23,10 +23,24 @@ struct Backend {
 
 std::vector<std::string> backend_names();  // those compiled in
 
-// `memory_budget` in bytes per rank (0 = what the device has; the CPU backend then has no limit). Throws Error for an
-// unknown backend or one that this machine cannot run.
-Backend make_backend(const std::string& name, int ranks, int64_t memory_budget);
+struct BackendOptions {
+  int64_t memory_budget = 0;  // bytes per rank; 0 = what the device has (the CPU backend then has no limit)
+  // Bytes that each rank will use in all. A device with less free memory is refused at once; the CPU backend knows no
+  // such limit.
+  int64_t memory_needed = 0;
+  // CUDA: all ranks on the first visible GPU, with local collectives. The CPU backend's ranks share the host anyway.
+  bool share_gpu = false;
+};
+
+// Throws Error for an unknown backend or one that this machine cannot run; quick, so that nothing is loaded in vain.
+void check_backend(const std::string& name, int ranks, const BackendOptions& options);
+// Throws Error as check_backend() does.
+Backend make_backend(const std::string& name, int ranks, const BackendOptions& options);
 // As above, with compute objects for this model and plan.
+Backend make_backend(const ModelSpec& model, const ModelLayout& layout, const Plan& plan,
+                     const BackendOptions& options);
+// With a memory budget only.
+Backend make_backend(const std::string& name, int ranks, int64_t memory_budget);
 Backend make_backend(const ModelSpec& model, const ModelLayout& layout, const Plan& plan, int64_t memory_budget);
 
 // Temporaries of the compute lanes: bytes that the backend's tensor library holds now and at most, over all ranks.

@@ -10,6 +10,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 
 namespace slidedp {
@@ -69,6 +70,9 @@ class Device {
 
   // Zeroed, aligned to 256 bytes. Throws Error that names `what`, the bytes wanted, the budget and what is in use.
   virtual DeviceMemory allocate(int64_t bytes, const std::string& what) = 0;
+  // The allocations that follow, of these sizes, come out of one piece where the system would round each of them up.
+  // Counts nothing and refuses nothing; the piece lasts until all of them are gone, and only then another is made.
+  virtual void reserve(std::span<const int64_t> /*sizes*/) {}
   virtual MemoryUse memory() const = 0;
 
   virtual std::unique_ptr<Stream> create_stream(const std::string& name) = 0;
@@ -85,13 +89,17 @@ class Device {
   virtual void copy_rows_to_device(Stream&, void* device, const void* host_base, const int32_t* rows, int64_t count,
                                    int64_t row_bytes) = 0;
   virtual void copy_to_host(Stream&, void* host, const void* device, int64_t bytes) = 0;
-  // Runs `work` in stream order. CPU: on the stream's worker. CUDA: at once on the calling thread, where it launches
-  // kernels onto the stream. Exceptions go to the error handler.
+  // Runs `work` in stream order. CPU: on the stream's worker. CUDA: at once on the calling thread (on a worker if ranks
+  // share the GPU), where it launches kernels onto the stream. Exceptions go to the error handler.
   virtual void launch(Stream&, std::function<void()> work) = 0;
   // Calls `done` on some host thread once all earlier work of the stream is complete. `done` must be short, must not
   // call the device, and is also called after a failure (with the work skipped).
   virtual void notify(Stream&, std::function<void()> done) = 0;
   virtual void synchronize(Stream&) = 0;
+
+  // Between the two, what is issued on the stream belongs to the task of that name: for error messages and profilers.
+  virtual void begin_task(Stream&, const std::string& /*name*/) {}
+  virtual void end_task(Stream&) {}
 
   // Makes host memory fast to copy, for every device of this process.
   virtual void register_host(void* data, int64_t bytes) = 0;

@@ -42,6 +42,9 @@ Executor::Executor(const StepGraph& graph, Backend& backend, HostState& state, E
       pool_successors_(graph.tasks.size()),
       pool_next_successors_(graph.tasks.size()) {
   for (TaskId task = 0; task < static_cast<TaskId>(graph_.tasks.size()); ++task) {
+    task_names_.push_back(in_pool(task) ? "" : graph_.describe(task));
+  }
+  for (TaskId task = 0; task < static_cast<TaskId>(graph_.tasks.size()); ++task) {
     if (!in_pool(task)) continue;
     for (const TaskId dep : graph_.tasks[static_cast<size_t>(task)].deps) {
       pool_successors_[static_cast<size_t>(dep)].push_back(task);
@@ -240,11 +243,13 @@ void Executor::issue(int rank, Execution& current, TaskId id, Stream& stream) {
   const Task& task = graph_.tasks[static_cast<size_t>(id)];
   const auto index = static_cast<size_t>(id);
   Device& device = *backend_.devices[static_cast<size_t>(rank)];
+  device.begin_task(stream, task_names_[index]);
   wait_for(device, stream, current, task.deps);
   if (current.sequence > 0) wait_for(device, stream, execution(current.sequence - 1), task.previous_deps);
   device.record(stream, *current.start[index]);
   if ((task.phases & phase_bit(current.context.phase)) != 0) bodies_.issue(id, current.context, stream);
   device.record(stream, *current.end[index]);
+  device.end_task(stream);
   if (!pool_successors_[index].empty() || !pool_next_successors_[index].empty()) {
     device.notify(stream, [this, sequence = current.sequence, id] { finish(sequence, id); });
   }

@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -90,6 +91,7 @@ class Executor {
   TaskBodies bodies_;
   // For each task, the pool tasks that wait for it: in its own step and in the next.
   std::vector<std::vector<TaskId>> pool_successors_, pool_next_successors_;
+  std::vector<std::string> task_names_;  // of device tasks
 
   mutable std::mutex mutex_;
   std::condition_variable wake_ranks_, wake_caller_;

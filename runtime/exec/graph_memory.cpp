@@ -31,8 +31,19 @@ bool is_state(const Buffer& buffer) {
 
 }  // namespace
 
+RegisteredHostMemory::RegisteredHostMemory(Device& device, void* data, int64_t bytes) {
+  if (bytes == 0) return;
+  device.register_host(data, bytes);
+  device_ = &device;
+  data_ = data;
+}
+
+RegisteredHostMemory::~RegisteredHostMemory() {
+  if (device_ != nullptr) device_->unregister_host(data_);
+}
+
 GraphMemory::GraphMemory(const StepGraph& graph, const std::vector<std::unique_ptr<Device>>& devices, HostState& state)
-    : graph_(&graph), devices_(&devices) {
+    : graph_(&graph) {
   int64_t host_bytes = 0;
   for (const Buffer& buffer : graph.buffers) {
     if (buffer.on_host() && !is_state(buffer)) host_bytes += Arena::footprint(buffer.bytes);
@@ -40,6 +51,11 @@ GraphMemory::GraphMemory(const StepGraph& graph, const std::vector<std::unique_p
   arena_ = Arena(host_bytes, "gradient landing buffers, offloaded activations and step data");
   const Arena* arena = &arena_;
   touch({&arena, 1}, usable_cores(), nullptr);
+  std::vector<std::vector<int64_t>> device_sizes(devices.size());
+  for (const Buffer& buffer : graph.buffers) {
+    if (!buffer.on_host()) device_sizes[static_cast<size_t>(buffer.rank)].push_back(buffer.bytes);
+  }
+  for (size_t rank = 0; rank < devices.size(); ++rank) devices[rank]->reserve(device_sizes[rank]);
   for (const Buffer& buffer : graph.buffers) {
     if (!buffer.on_host()) {
       device_memory_.push_back(devices[static_cast<size_t>(buffer.rank)]->allocate(buffer.bytes, buffer.name));
@@ -50,10 +66,11 @@ GraphMemory::GraphMemory(const StepGraph& graph, const std::vector<std::unique_p
       base_.push_back(arena_.take(buffer.bytes));
     }
   }
-  devices.front()->register_host(arena_.data(), arena_.bytes());
+  registered_arena_ = RegisteredHostMemory(*devices.front(), arena_.data(), arena_.bytes());
+  for (const std::span<uint16_t> weights : state.weights()) {
+    registered_weights_.emplace_back(*devices.front(), weights.data(), std::ssize(weights) * 2);
+  }
 }
-
-GraphMemory::~GraphMemory() { devices_->front()->unregister_host(arena_.data()); }
 
 void* GraphMemory::base(BufferId id, int64_t step) const {
   const Buffer& buffer = graph_->buffers[static_cast<size_t>(id)];

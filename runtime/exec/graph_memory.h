@@ -1,9 +1,11 @@
 // The memory behind a step graph's buffers: device buffers from the devices' allocators, host buffers from one arena,
-// state buffers from the host state.
+// state buffers from the host state. What devices copy from or to on the host is registered with them: the arena, and
+// of the state the weights (hi).
 #pragma once
 
 #include <cstddef>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "model/graph/step_graph.h"
@@ -13,11 +15,32 @@
 
 namespace slidedp {
 
+// Registers host memory with the devices while it lives.
+class RegisteredHostMemory {
+ public:
+  RegisteredHostMemory() = default;
+  // Throws Error if the system refuses. Nothing is registered for 0 bytes.
+  RegisteredHostMemory(Device& device, void* data, int64_t bytes);
+  RegisteredHostMemory(RegisteredHostMemory&& other) noexcept { swap(other); }
+  RegisteredHostMemory& operator=(RegisteredHostMemory&& other) noexcept {
+    RegisteredHostMemory(std::move(other)).swap(*this);
+    return *this;
+  }
+  ~RegisteredHostMemory();
+
+ private:
+  void swap(RegisteredHostMemory& other) noexcept {
+    std::swap(device_, other.device_);
+    std::swap(data_, other.data_);
+  }
+  Device* device_ = nullptr;
+  void* data_ = nullptr;
+};
+
 class GraphMemory {
  public:
   // Allocates everything; throws Error that names the buffer and the budget. Devices and state must outlive it.
   GraphMemory(const StepGraph& graph, const std::vector<std::unique_ptr<Device>>& devices, HostState& state);
-  ~GraphMemory();
   GraphMemory(const GraphMemory&) = delete;
   GraphMemory& operator=(const GraphMemory&) = delete;
 
@@ -32,8 +55,9 @@ class GraphMemory {
 
  private:
   const StepGraph* graph_;
-  const std::vector<std::unique_ptr<Device>>* devices_;
   Arena arena_;
+  RegisteredHostMemory registered_arena_;
+  std::vector<RegisteredHostMemory> registered_weights_;  // one a memory node
   std::vector<DeviceMemory> device_memory_;
   std::vector<void*> base_;
 };

@@ -58,6 +58,7 @@ HostState::HostState(const ModelLayout& layout, const std::vector<NumaNode>& nod
     Arena& arena = arenas_.emplace_back(state_bytes(elements), what, nodes[node]);
     // One array each over all of the node's units, back to back.
     auto* hi = static_cast<uint16_t*>(arena.take(elements * 2));
+    weights_.emplace_back(hi, static_cast<size_t>(elements));
     auto* lo = static_cast<uint16_t*>(arena.take(elements * 2));
     auto* m = static_cast<float*>(arena.take(elements * 4));
     auto* v = static_cast<float*>(arena.take(elements * 4));

@@ -35,6 +35,8 @@ class HostState {
   UnitState unit(int unit);
   // The memory node that holds the unit; index into the nodes it was made with.
   int node(int unit) const { return unit_node_[static_cast<size_t>(unit)]; }
+  // hi of all units, back to back, one range a node: what devices read.
+  const std::vector<std::span<uint16_t>>& weights() const { return weights_; }
   const ModelLayout& layout() const { return layout_; }
   int64_t bytes() const;
   // The memory itself, one region a node.
@@ -46,6 +48,7 @@ class HostState {
   ModelLayout layout_;
   std::vector<int> unit_node_;
   std::vector<Arena> arenas_;
+  std::vector<std::span<uint16_t>> weights_;
   std::vector<UnitState> units_;
 };
 

@@ -36,8 +36,10 @@ void check_threads(const ThreadSplit& threads) {
 
 }  // namespace
 
-PlanRun::PlanRun(PlanFile file, const ModelSpec& model, StepRange steps, RunEnvironment& environment)
+PlanRun::PlanRun(PlanFile file, const ModelSpec& model, StepRange steps, const RunOptions& options,
+                 RunEnvironment& environment)
     : file_(std::move(file)),
+      options_(options),
       model_(model),
       steps_(steps),
       environment_(environment),
@@ -48,9 +50,15 @@ PlanRun::PlanRun(PlanFile file, const ModelSpec& model, StepRange steps, RunEnvi
 void PlanRun::check_machine() const {
   check_host_memory(memory_, plan());
   check_threads(plan().threads);
-  if (memory_.device_buffer_bytes <= device_budget()) return;
-  failf("the plan needs {} of device memory a rank, but its budget (hardware.device.memory_bytes) is {}; plan again",
-        format_bytes(memory_.device_bytes()), format_bytes(file_.hardware.device.memory_bytes));
+  if (memory_.device_buffer_bytes > device_budget()) {
+    failf("the plan needs {} of device memory a rank, but its budget (hardware.device.memory_bytes) is {}; plan again",
+          format_bytes(memory_.device_bytes()), format_bytes(file_.hardware.device.memory_bytes));
+  }
+  check_backend(plan().backend, plan().ranks, backend_options());
+}
+
+BackendOptions PlanRun::backend_options() const {
+  return {device_budget(), memory_.device_buffer_bytes + memory_.temporary_bytes, options_.share_gpu};
 }
 
 // What is left for buffers, in bytes.
@@ -59,9 +67,9 @@ int64_t PlanRun::device_budget() const {
   return device.memory_bytes - device.context_bytes - memory_.temporary_bytes;
 }
 
-void PlanRun::allocate(HostState& state, UpdateOrder order) {
-  backend_ = make_backend(model_, graph_.layout, plan(), device_budget());
-  executor_.emplace(graph_, backend_, state, ExecutorOptions{.update_order = order});
+void PlanRun::allocate(HostState& state) {
+  backend_ = make_backend(model_, graph_.layout, plan(), backend_options());
+  executor_.emplace(graph_, backend_, state, ExecutorOptions{.update_order = options_.update_order});
 }
 
 void PlanRun::release() {

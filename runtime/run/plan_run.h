@@ -26,8 +26,9 @@ struct StepRange {
 
 class PlanRun {
  public:
-  // The plan must have passed validate_plan. Model and environment must outlive this.
-  PlanRun(PlanFile file, const ModelSpec& model, StepRange steps, RunEnvironment& environment);
+  // The plan must have passed validate_plan. Model, options and environment must outlive this.
+  PlanRun(PlanFile file, const ModelSpec& model, StepRange steps, const RunOptions& options,
+          RunEnvironment& environment);
 
   const PlanFile& file() const { return file_; }
   const ModelLayout& layout() const { return graph_.layout; }
@@ -35,7 +36,7 @@ class PlanRun {
   // Throws Error if this machine cannot run the plan.
   void check_machine() const;
   // Makes devices and buffers. State must outlive release().
-  void allocate(HostState& state, UpdateOrder order);
+  void allocate(HostState& state);
   // Gives devices and buffers back.
   void release();
 
@@ -52,12 +53,14 @@ class PlanRun {
  private:
   const Plan& plan() const { return file_.plan; }
   int64_t device_budget() const;
+  BackendOptions backend_options() const;
   void finish_step(const StepOutcome& outcome, int64_t run_steps);
   void log_step(const StepOutcome& outcome);
   void print_step(const StepOutcome& outcome, int64_t run_steps) const;
   double log_peaks(const MemoryPeaks& peaks);
 
   const PlanFile file_;
+  const RunOptions& options_;
   const ModelSpec& model_;
   const StepRange steps_;
   RunEnvironment& environment_;

@@ -164,7 +164,8 @@ class Session {
         inputs_(options),
         export_files_(read_export_files(options.model)) {
     for (size_t i = 0; i < inputs_.files.size(); ++i) {
-      parts_.push_back(std::make_unique<PlanRun>(inputs_.files[i], inputs_.model, inputs_.steps[i], environment_));
+      parts_.push_back(
+          std::make_unique<PlanRun>(inputs_.files[i], inputs_.model, inputs_.steps[i], options_, environment_));
     }
   }
 
@@ -172,7 +173,7 @@ class Session {
     for (const auto& part : parts_) part->check_machine();
     check_disk(options_, parts_.front()->layout());
     load();
-    parts_.front()->allocate(*state_, options_.update_order);
+    parts_.front()->allocate(*state_);
     environment_.writing_starts();
     const RunDirectory directory(options_);
     for (size_t part = 0;; ++part) {
@@ -192,7 +193,7 @@ class Session {
   std::optional<ExitCode> run_part(size_t index) {
     PlanRun& part = *parts_[index];
     try {
-      if (index > 0) part.allocate(*state_, options_.update_order);
+      if (index > 0) part.allocate(*state_);
       part.open_log(result("run", index, ".db"),
                     {SLIDEDP_VERSION, options_.command_line, inputs_.model.fingerprint(), part.file().train.seed});
       return train(part, index);

@@ -1,14 +1,14 @@
 #include "runtime/comm/local/local_collective.h"
 
+#include <algorithm>
 #include <condition_variable>
-#include <cstring>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <stdexcept>
 #include <string>
 
 #include "model/base/error.h"
-#include "runtime/comm/local/reduce.h"
 
 namespace slidedp {
 namespace {
@@ -51,11 +51,13 @@ class LocalCollective::Meetings {
 
   // Issuing thread. The number of this rank's call, or -1 after an abort.
   int64_t announce(int rank, const Call& call);
-  // The stream's worker. Returns true when all ranks have arrived: then every rank must run() and depart(). Returns
-  // false when the meeting will not happen. Throws Error when the ranks' calls differ.
-  bool arrive(int64_t number, int rank);
-  void run(int64_t number, int rank);
+  // The stream's worker. `ready`: where the rank's input is. Returns true when all ranks have arrived: then every rank
+  // must run() and depart(). Returns false when the meeting will not happen. Throws Error when the ranks' calls differ.
+  bool arrive(int64_t number, int rank, std::shared_ptr<void> ready);
+  void run(int64_t number, int rank, LocalOperations& operations);
   void depart(int64_t number);
+  // After depart(): nothing that the stream does from here on disturbs the others.
+  void follow_all(int64_t number, LocalOperations& operations);
   // The stream's worker, after the call, also when that was skipped: a rank that has not arrived never will.
   void close(int64_t number, int rank);
   void abort();
@@ -63,15 +65,18 @@ class LocalCollective::Meetings {
  private:
   enum class State : uint8_t { gathering, running, cancelled };
   struct Meeting {
-    explicit Meeting(int ranks) : calls(ranks), arrived(ranks, false) {}
+    explicit Meeting(int ranks) : calls(ranks), arrived(ranks, false), ready(ranks), read(ranks) {}
     std::vector<Call> calls;
     std::vector<bool> arrived;
+    std::vector<std::shared_ptr<void>> ready, read;  // by rank: its input is there; it has read the others'
     State state = State::gathering;
     std::string mismatch;
     int first_rank = -1;
     int announced = 0, arrivals = 0, departures = 0, closed = 0;
   };
   void cancel(Meeting& meeting);
+  Meeting& meeting(int64_t number);
+  void move(const Meeting& meeting, int rank, LocalOperations& operations) const;
 
   const int ranks_;
   std::mutex mutex_;
@@ -79,10 +84,14 @@ class LocalCollective::Meetings {
   bool aborted_ = false;
   std::vector<int64_t> next_;            // by rank
   std::map<int64_t, Meeting> meetings_;  // references stay valid until the last rank's close()
+  // Points of closed meetings. close() runs where a device forbids calls, such as giving an event back.
+  std::vector<std::shared_ptr<void>> spent_;
 };
 
 int64_t LocalCollective::Meetings::announce(int rank, const Call& call) {
+  std::vector<std::shared_ptr<void>> spent;  // goes after the lock
   std::lock_guard lock(mutex_);
+  spent.swap(spent_);
   if (aborted_) return -1;
   const int64_t number = next_[rank]++;
   Meeting& meeting = meetings_.try_emplace(number, ranks_).first->second;
@@ -98,10 +107,11 @@ int64_t LocalCollective::Meetings::announce(int rank, const Call& call) {
   return number;
 }
 
-bool LocalCollective::Meetings::arrive(int64_t number, int rank) {
+bool LocalCollective::Meetings::arrive(int64_t number, int rank, std::shared_ptr<void> ready) {
   std::unique_lock lock(mutex_);
   Meeting& meeting = meetings_.at(number);
   meeting.arrived[rank] = true;
+  meeting.ready[rank] = std::move(ready);
   if (++meeting.arrivals == ranks_ && meeting.state == State::gathering) {
     meeting.state = State::running;
     changed_.notify_all();
@@ -111,34 +121,40 @@ bool LocalCollective::Meetings::arrive(int64_t number, int rank) {
   return meeting.state == State::running;
 }
 
-void LocalCollective::Meetings::run(int64_t number, int rank) {
-  const Meeting* meeting = nullptr;
-  {
-    std::lock_guard lock(mutex_);
-    meeting = &meetings_.at(number);
+// A meeting lives until every rank has closed it; while it runs nobody changes the calls and the ready points.
+LocalCollective::Meetings::Meeting& LocalCollective::Meetings::meeting(int64_t number) {
+  std::lock_guard lock(mutex_);
+  return meetings_.at(number);
+}
+
+void LocalCollective::Meetings::run(int64_t number, int rank, LocalOperations& operations) {
+  Meeting& meeting = this->meeting(number);
+  for (int other = 0; other < ranks_; ++other) {
+    if (other != rank) operations.follow(meeting.ready[other]);
   }
-  // Nobody changes the calls of a running meeting, and it lives until this rank has closed it.
-  const auto& calls = meeting->calls;
+  if (meeting.calls[rank].signature.size > 0) move(meeting, rank, operations);
+  meeting.read[rank] = operations.mark();  // depart() tells the others
+}
+
+void LocalCollective::Meetings::move(const Meeting& meeting, int rank, LocalOperations& operations) const {
+  const auto& calls = meeting.calls;
   const auto& [signature, input, output] = calls[rank];
-  if (signature.size == 0) return;
   switch (signature.operation) {
     case Operation::all_gather:
       for (int other = 0; other < ranks_; ++other) {
         char* part = static_cast<char*>(output) + other * signature.size;
-        if (part != calls[other].input) std::memcpy(part, calls[other].input, static_cast<size_t>(signature.size));
+        if (part != calls[other].input) operations.copy(part, calls[other].input, signature.size);
       }
       break;
     case Operation::reduce_scatter: {
       const int64_t begin = rank * signature.size * size_of(signature.type);
       std::vector<const void*> parts;
       for (const Call& call : calls) parts.push_back(static_cast<const char*>(call.input) + begin);
-      sum_in_order(parts, output, signature.size, signature.type);
+      operations.sum(parts, output, signature.size, signature.type);
       break;
     }
     case Operation::broadcast:
-      if (rank != signature.root) {
-        std::memcpy(output, calls[signature.root].input, static_cast<size_t>(signature.size));
-      }
+      if (rank != signature.root) operations.copy(output, calls[signature.root].input, signature.size);
       break;
   }
 }
@@ -151,11 +167,19 @@ void LocalCollective::Meetings::depart(int64_t number) {
   changed_.wait(lock, [&] { return meeting.departures == ranks_; });
 }
 
+void LocalCollective::Meetings::follow_all(int64_t number, LocalOperations& operations) {
+  for (const auto& point : meeting(number).read) operations.follow(point);
+}
+
 void LocalCollective::Meetings::close(int64_t number, int rank) {
   std::lock_guard lock(mutex_);
   Meeting& meeting = meetings_.at(number);
   if (!meeting.arrived[rank]) cancel(meeting);
-  if (++meeting.closed == ranks_) meetings_.erase(number);
+  if (++meeting.closed < ranks_) return;
+  for (auto* points : {&meeting.ready, &meeting.read}) {
+    std::move(points->begin(), points->end(), std::back_inserter(spent_));
+  }
+  meetings_.erase(number);
 }
 
 void LocalCollective::Meetings::abort() {
@@ -177,8 +201,13 @@ struct LocalCollective::Departure {
   ~Departure() { meetings.depart(number); }
 };
 
+LocalCollective::LocalCollective(std::vector<Device*> devices, std::shared_ptr<LocalOperations> operations)
+    : devices_(std::move(devices)),
+      operations_(std::move(operations)),
+      meetings_(std::make_shared<Meetings>(static_cast<int>(devices_.size()))) {}
+
 LocalCollective::LocalCollective(std::vector<Device*> devices)
-    : devices_(std::move(devices)), meetings_(std::make_shared<Meetings>(static_cast<int>(devices_.size()))) {}
+    : LocalCollective(std::move(devices), make_host_operations()) {}
 
 LocalCollective::~LocalCollective() { meetings_->abort(); }
 
@@ -193,13 +222,16 @@ void LocalCollective::issue(int rank, Stream& stream, const Call& call) {
     device->abort();
     return;
   }
-  device->launch(stream, [meetings = meetings_, device, number, rank] {
-    if (!meetings->arrive(number, rank)) {
+  device->launch(stream, [meetings = meetings_, operations = operations_, device, number, rank] {
+    if (!meetings->arrive(number, rank, operations->mark())) {
       device->abort();
       return;
     }
-    const Departure departure{*meetings, number};
-    meetings->run(number, rank);
+    {
+      const Departure departure{*meetings, number};
+      meetings->run(number, rank, *operations);
+    }
+    meetings->follow_all(number, *operations);
   });
   device->notify(stream, [meetings = meetings_, number, rank] { meetings->close(number, rank); });
 }

@@ -1,5 +1,5 @@
 // Collectives of ranks that share an address space: each rank reads the others' buffers directly. Works on devices
-// whose launch() runs on a worker of the stream (the CPU backend).
+// whose launch() runs on a worker of the stream (the CPU backend, ranks that share a GPU); alone, a rank may use any.
 //
 // The k-th call of every rank meets the k-th call of the others. All ranks wait until every input is ready, each
 // computes its own output, and all wait again, so that inputs may be overwritten afterwards. Ranks whose k-th calls
@@ -11,13 +11,15 @@
 #include <vector>
 
 #include "runtime/comm/collective.h"
+#include "runtime/comm/local/local_operations.h"
 
 namespace slidedp {
 
 class LocalCollective final : public Collective {
  public:
   // devices[r] drives rank r. They must outlive all work that was issued.
-  explicit LocalCollective(std::vector<Device*> devices);
+  LocalCollective(std::vector<Device*> devices, std::shared_ptr<LocalOperations> operations);
+  explicit LocalCollective(std::vector<Device*> devices);  // of the CPU backend
   ~LocalCollective() override;
 
   int ranks() const override;
@@ -33,7 +35,8 @@ class LocalCollective final : public Collective {
   void issue(int rank, Stream& stream, const Call& call);
 
   const std::vector<Device*> devices_;
-  const std::shared_ptr<Meetings> meetings_;  // shared with the queued work
+  const std::shared_ptr<LocalOperations> operations_;  // shared with the queued work
+  const std::shared_ptr<Meetings> meetings_;           // likewise
 };
 
 }  // namespace slidedp

@@ -9,6 +9,7 @@
 namespace slidedp {
 
 void DeviceFailure::set_handler(std::function<void(std::exception_ptr)> handler) {
+  std::lock_guard reporting(reporting_);  // whoever takes a handler away may destroy what it uses
   std::lock_guard lock(mutex_);
   handler_ = std::move(handler);
 }
