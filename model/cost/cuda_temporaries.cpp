@@ -12,9 +12,9 @@ constexpr int64_t kFewestFlashDocuments = 64;
 constexpr int64_t kSmallTensorBytes = int64_t{8} << 20;
 // Attention's forward workspace in cuDNN.
 constexpr int64_t kForwardWorkspaceBytes = int64_t{16} << 20;
-constexpr int64_t kPartialRows = 1056;               // most rows of partial sums of any kernel
-constexpr int64_t kPartialBytes = int64_t{8} << 20;  // of a norm's: rows * width * 4, rows falling with the width
-constexpr int64_t kScatterPiece = 64;                // tokens that one block of the embedding's scatter adds up
+constexpr int64_t kPartialRows = 1056;                // most rows of partial sums of any kernel
+constexpr int64_t kPartialBytes = int64_t{10} << 20;  // of a norm's: rows * width * 4, rows falling with the width
+constexpr int64_t kScatterPiece = 64;                 // tokens that one block of the embedding's scatter adds up
 constexpr int64_t kSortBytesPerToken = 32;
 
 struct CudaSizes {
@@ -62,7 +62,8 @@ int64_t attention_backward_bytes(const ModelSpec& model, const CudaSizes& s) {
   const int64_t tiled = tile_elements(model, s) * (2 * 4 + 2 * 2)      // scores, probabilities, gradients of both
                         + s.tokens * model.heads * 4                   // dots
                         + 2 * s.longest * s.keys * 4;                  // sums
-  return gradients + std::max(flash, tiled);
+  // Documents in several groups: the gradients of one group and of all.
+  return gradients + std::max(gradients + flash, tiled);
 }
 
 int64_t layer_bytes(const ModelSpec& model, const CudaSizes& s) {

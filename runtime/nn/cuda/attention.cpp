@@ -125,7 +125,8 @@ void CudaAttention::forward_cudnn(const CudaContext& context, const MicroBatch& 
   const auto result = at::_scaled_dot_product_cudnn_attention(query, key, value, /*attn_bias=*/std::nullopt,
                                                               /*compute_log_sumexp=*/true, /*dropout_p=*/0.0,
                                                               /*is_causal=*/true, /*return_debug_mask=*/false);
-  const at::Tensor& statistics = std::get<1>(result);  // [rows, heads, seq], in some versions with a last 1
+  const at::Tensor& statistics = std::get<1>(result);
+  cudnn_statistics_dims_ = statistics.dim();
   if (statistics.numel() != heads_ * batch.tokens()) {
     throw std::logic_error("cuDNN's softmax statistics do not have one element a head and token");
   }
@@ -142,8 +143,9 @@ AttentionGradients CudaAttention::backward_cudnn(const CudaContext& context, con
   const at::Tensor value = row_heads(context, inputs.value, batch, kv_heads_, head_dim_);
   const at::Tensor output = row_heads(context, {out, width}, batch, heads_, head_dim_);
   const at::Tensor slope = row_heads(context, {out_gradient, width}, batch, heads_, head_dim_);
-  const at::Tensor statistics =
+  at::Tensor statistics =
       borrow(context, log_sum_exp, {batch.rows, heads_, batch.seq}, {heads_ * batch.seq, batch.seq, 1}, at::kFloat);
+  if (cudnn_statistics_dims_ == 4) statistics = statistics.unsqueeze(-1);
   const at::Tensor no_dropout = at::empty({}, on_device(context.device, at::kLong));  // never read
   auto [query_gradient, key_gradient, value_gradient] = at::_scaled_dot_product_cudnn_attention_backward(
       slope, query, key, value, output, statistics, no_dropout, no_dropout, /*attn_bias=*/at::Tensor(),

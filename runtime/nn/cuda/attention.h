@@ -85,6 +85,8 @@ class CudaAttention {
   Choice choice_;
   std::vector<Documents> known_;  // the step's batches: every layer sees the same ones
   size_t next_known_ = 0;
+  // As cuDNN's forward returned them: [rows, heads, seq], or with a last dimension of 1; its backward wants the same.
+  int64_t cudnn_statistics_dims_ = 0;
 };
 
 // attention_tiled.cpp. `heads`, `kv_heads`, `head_dim` of the model; documents as in MicroBatch.

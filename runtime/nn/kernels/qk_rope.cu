@@ -51,16 +51,18 @@ struct ForwardParams {
   uint16_t* out;
   int64_t in_stride, out_stride;
   float* rstd;
-  int lanes, groups;  // lanes a head; groups of kForwardHeads heads a token
+  uint32_t lanes, groups;  // lanes a head; groups of kForwardHeads heads a token
+  uint32_t items;          // groups of all tokens
 };
 
 template <int kVector, bool kNorm>
 __global__ void __launch_bounds__(kThreads) forward(ForwardParams p) {
   const int half = p.shape.head_dim / 2, all = p.shape.heads + p.shape.kv_heads;
-  const int64_t item = (blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x) / p.lanes;
+  // 32 bits, since 64-bit divisions would show: the caller checks.
+  const uint32_t item = blockIdx.x * (kThreads / p.lanes) + threadIdx.x / p.lanes;
   const int at = threadIdx.x % p.lanes * kVector;
   // Lanes without work stay for the sums.
-  const bool active = item < p.shape.tokens * p.groups && at < half;
+  const bool active = item < p.items && at < half;
   const int64_t token = active ? item / p.groups : 0;
   const int first = active ? static_cast<int>(item % p.groups) * kForwardHeads : all;
   Raw<kVector> low[kForwardHeads], high[kForwardHeads];
@@ -257,8 +259,7 @@ int groups_of(int heads, int per_group) { return (heads + per_group - 1) / per_g
 
 template <bool kNorm>
 void launch_forward(const ForwardParams& p, int vector, cudaStream_t stream) {
-  const int64_t threads = p.shape.tokens * p.groups * p.lanes;
-  const auto grid = static_cast<unsigned>((threads + kThreads - 1) / kThreads);
+  const unsigned per_block = kThreads / p.lanes, grid = (p.items + per_block - 1) / per_block;
   if (vector == 8) forward<8, kNorm><<<grid, kThreads, 0, stream>>>(p);
   if (vector == 4) forward<4, kNorm><<<grid, kThreads, 0, stream>>>(p);
   if (vector == 2) forward<2, kNorm><<<grid, kThreads, 0, stream>>>(p);
@@ -287,9 +288,20 @@ void qk_rope(const HeadShape& shape, const Rotation& rotation, const HeadNorm& n
   check_head_dim(shape.head_dim);
   if (shape.tokens == 0) return;
   const Split split = split_head(shape.head_dim);
-  const ForwardParams p{
-      shape,     rotation,   norm, in,          out,
-      in_stride, out_stride, rstd, split.lanes, groups_of(shape.heads + shape.kv_heads, kForwardHeads)};
+  const int groups = groups_of(shape.heads + shape.kv_heads, kForwardHeads);
+  const int64_t items = shape.tokens * groups;
+  if (items > 0x7fffffff) throw std::logic_error("the rotation kernel takes fewer than 2^31 groups of heads");
+  const ForwardParams p{shape,
+                        rotation,
+                        norm,
+                        in,
+                        out,
+                        in_stride,
+                        out_stride,
+                        rstd,
+                        static_cast<uint32_t>(split.lanes),
+                        static_cast<uint32_t>(groups),
+                        static_cast<uint32_t>(items)};
   norm.query != nullptr ? launch_forward<true>(p, split.vector, stream)
                         : launch_forward<false>(p, split.vector, stream);
   check_launch("qk_rope");

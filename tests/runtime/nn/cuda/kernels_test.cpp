@@ -64,10 +64,10 @@ TEST_P(NormKernel, BackwardMatchesFp64) {
     reference_norm(x64, weight64).backward(to_double(slope));
     const at::Tensor torch_x = leaf(gpu_x), torch_weight = leaf(gpu_weight);
     at::rms_norm(torch_x, {width}, torch_weight, kEps).backward(gpu_slope);
-    const std::string shape = " " + std::to_string(rows) + " x " + std::to_string(width);
-    expect_no_worse("rms_norm_backward" + shape, gradients[0], torch_x.grad() + to_gpu(residual),
+    const std::string shape = std::to_string(rows) + " x " + std::to_string(width);
+    expect_no_worse("rms_norm_backward " + shape, gradients[0], torch_x.grad() + to_gpu(residual),
                     x64.grad() + to_double(residual));
-    expect_no_worse("rms_norm_backward weight" + shape, sums[0], torch_weight.grad(), weight64.grad());
+    expect_no_worse("rms_norm_backward weight " + shape, sums[0], torch_weight.grad(), weight64.grad());
   }
 }
 

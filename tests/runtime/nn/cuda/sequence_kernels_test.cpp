@@ -154,7 +154,7 @@ TEST_P(RopeKernel, PositionOutsideTheTableGivesNan) {
   const HeadProblem p(GetParam());
   p.gpu_positions[5].fill_(static_cast<int32_t>(p.table_positions));
   p.gpu_positions[9].fill_(-1);
-  const at::Tensor out = unwritten({p.tokens, p.rotated_width}, at::kBFloat16);
+  const at::Tensor out = at::zeros_like(unwritten({p.tokens, p.rotated_width}, at::kBFloat16));
   nn::qk_rope(p.shape(), p.rotation(), p.norm(), bf16_of(p.gpu_qkv), p.width, bf16_of(out), p.rotated_width, nullptr,
               nullptr);
   const at::Tensor bad = at::isnan(out).all(1);
@@ -175,7 +175,7 @@ TEST_F(EmbeddingKernel, GatherCopiesRowsAndMarksWrongIds) {
   const int64_t rows = 50, hidden = 576;
   const at::Tensor table = to_gpu(random_bf16({rows, hidden}, 1));
   const at::Tensor ids = to_gpu(at::tensor({0, 49, 50, 7, -1}, at::kInt));
-  const at::Tensor out = unwritten({5, hidden}, at::kBFloat16);
+  const at::Tensor out = at::zeros_like(unwritten({5, hidden}, at::kBFloat16));
   nn::embedding_gather(bf16_of(table), ids.const_data_ptr<int32_t>(), 5, hidden, rows, bf16_of(out), nullptr);
   for (const auto& [token, row] : {std::pair<int64_t, int64_t>{0, 0}, {1, 49}, {3, 7}}) {
     EXPECT_TRUE(same_bits(out[token], table[row])) << token;
