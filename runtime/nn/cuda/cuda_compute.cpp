@@ -115,8 +115,19 @@ class CudaComputeImpl final : public CudaCompute {
                                                                  : measured_choice(model_, plan_, context(stream_)));
   }
 
-  // The stream may be gone already, and with it nothing of ours runs: the caller has waited for its work.
-  ~CudaComputeImpl() override = default;
+  // Gives the memory back to the device: blocks of a stream that is gone would serve nobody. The caller has waited for
+  // the work.
+  ~CudaComputeImpl() override {
+    attention_.reset();
+    gemm_.reset();
+    workspace_.reset();
+    rope_table_.reset();
+    try {
+      allocator::emptyCache();
+    } catch (const std::exception&) {
+      // The GPU has failed, which its device reports.
+    }
+  }
 
   void embedding_forward(const void* weights, const MicroBatch& batch, void* hidden_out) override {
     run([&](const nn::CudaContext& context) {
