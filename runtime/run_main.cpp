@@ -80,6 +80,8 @@ int run(int argc, char** argv) {
           std::map<std::string, UpdateOrder>{{"need", UpdateOrder::need}, {"arrival", UpdateOrder::arrival}}));
   app.add_flag("--share-gpu", options.share_gpu,
                "all ranks on the first GPU: for tests, slower than a GPU a rank (backend cuda)");
+  app.add_flag("--deterministic", options.deterministic,
+               "the same bits in every run, with a slow attention: for tests and audits (backend cuda; cpu always is)");
   app.add_flag("--overwrite", options.overwrite, "replace the results in an existing run directory");
   try {
     app.parse(argc, argv);

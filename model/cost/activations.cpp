@@ -130,6 +130,7 @@ int64_t head_block_rows(const ModelSpec& model) {
 }
 
 int64_t temporary_bytes(const ModelSpec& model, const Plan& plan) {
+  if (plan.backend == "cuda") return cuda_temporary_bytes(model, plan);
   const Sizes sizes(model, plan);
   const int64_t rope_table = plan.seq * model.head_dim;  // cos and sin of half a head, for every position; kept
   return 4 * (rope_table + std::max(layer_elements(model, plan, sizes), head_elements(model, plan, sizes)));

@@ -45,8 +45,18 @@ inline int64_t hidden_bytes(const ModelSpec& model, int64_t tokens, DType comput
 // Rows of the LM-head matrix that the CPU backend holds in fp32 at once: about 16 MiB, at least one block of 64.
 int64_t head_block_rows(const ModelSpec& model);
 
-// Upper bound of the temporaries that one rank's compute lane holds at any moment under this plan (CPU backend: what
-// the c10 allocator hands out; each term is written beside the name of the tensor).
+// Upper bound of the temporaries that one rank's compute lane holds at any moment under this plan's backend, with what
+// its compute object keeps: what ATen's allocator hands out. Each term is written beside the name of the tensor.
 int64_t temporary_bytes(const ModelSpec& model, const Plan& plan);
+
+// The CUDA backend's share of that: sizes that the formula and the code have in common.
+int64_t cuda_temporary_bytes(const ModelSpec& model, const Plan& plan);
+inline constexpr int64_t kCudaProductWorkspaceBytes = int64_t{32} << 20;  // cuBLASLt's, kept
+inline constexpr int64_t kAttentionTileRows = 256;                        // queries in a tile of the tiled attention
+// Documents of a micro-batch of so many tokens that one call of the flash kernels takes: they hold memory for 128
+// tokens more per document.
+int64_t flash_documents(int64_t tokens);
+// cos and sin of half a head, for every position; kept.
+int64_t cuda_rope_table_bytes(const ModelSpec& model, const Plan& plan);
 
 }  // namespace slidedp

@@ -10,6 +10,7 @@
 #include "runtime/comm/nccl/nccl_collective.h"
 #include "runtime/device/cuda/cuda_device.h"
 #include "runtime/device/cuda/gpus.h"
+#include "runtime/nn/cuda/cuda_compute.h"
 #endif
 
 namespace slidedp {
@@ -101,9 +102,16 @@ Backend make_backend(const std::string& name, int ranks, const BackendOptions& o
 Backend make_backend(const ModelSpec& model, const ModelLayout& layout, const Plan& plan,
                      const BackendOptions& options) {
   require_compiled_in(plan.backend);
-  if (plan.backend != "cpu") fail("This build has no decoder math for the backend '" + plan.backend + "'.");
   Backend backend = make_backend(plan.backend, plan.ranks, options);
-  for (int rank = 0; rank < plan.ranks; ++rank) {
+  for (const auto& device : backend.devices) {
+#ifdef SLIDEDP_WITH_CUDA
+    if (const auto* gpu = dynamic_cast<const CudaDevice*>(device.get())) {
+      backend.compute.push_back(
+          make_cuda_compute(model, layout, plan, gpu->ordinal(), gpu->compute_stream(),
+                            {options.deterministic, [] { return static_cast<void*>(current_cuda_stream()); }}));
+      continue;
+    }
+#endif
     backend.compute.push_back(make_aten_compute(model, layout, plan));
   }
   return backend;
@@ -119,12 +127,21 @@ Backend make_backend(const ModelSpec& model, const ModelLayout& layout, const Pl
 
 MemoryUse temporary_memory(const std::string& backend) {
   require_compiled_in(backend);
+#ifdef SLIDEDP_WITH_CUDA
+  if (backend == "cuda") {
+    const CudaTemporaries use = cuda_temporaries();
+    return {0, use.in_use, use.peak};
+  }
+#endif
   const AllocatorUse use = counted_memory();
   return {0, use.in_use, use.peak};
 }
 
 void reset_temporary_peak(const std::string& backend) {
   require_compiled_in(backend);
+#ifdef SLIDEDP_WITH_CUDA
+  if (backend == "cuda") return reset_cuda_temporaries_peak();
+#endif
   reset_counted_peak();
 }
 

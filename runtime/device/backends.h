@@ -30,6 +30,8 @@ struct BackendOptions {
   int64_t memory_needed = 0;
   // CUDA: all ranks on the first visible GPU, with local collectives. The CPU backend's ranks share the host anyway.
   bool share_gpu = false;
+  // CUDA: every result has the same bits twice, at the price of a slow attention. The CPU backend always is.
+  bool deterministic = false;
 };
 
 // Throws Error for an unknown backend or one that this machine cannot run; quick, so that nothing is loaded in vain.

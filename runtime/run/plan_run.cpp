@@ -58,7 +58,8 @@ void PlanRun::check_machine() const {
 }
 
 BackendOptions PlanRun::backend_options() const {
-  return {device_budget(), memory_.device_buffer_bytes + memory_.temporary_bytes, options_.share_gpu};
+  return {device_budget(), memory_.device_buffer_bytes + memory_.temporary_bytes, options_.share_gpu,
+          options_.deterministic};
 }
 
 // What is left for buffers, in bytes.

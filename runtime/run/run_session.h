@@ -31,7 +31,7 @@ struct RunOptions {
   std::optional<int64_t> steps;  // of each plan, instead of its training spec's
   bool overwrite = false;        // replace the results in an existing RUN_DIR
   UpdateOrder update_order = UpdateOrder::need;
-  bool share_gpu = false;  // BackendOptions::share_gpu
+  bool share_gpu = false, deterministic = false;  // BackendOptions
   std::string command_line;
 };
 
