@@ -25,6 +25,11 @@ class DisturbedDevice final : public Device {
     disturb(stream, TaskKind::h2d);
     real_->copy_to_device(stream, device, host, bytes);
   }
+  void copy_rows_to_device(Stream& stream, void* device, const void* host_base, const int32_t* rows, int64_t count,
+                           int64_t row_bytes) override {
+    disturb(stream, TaskKind::h2d);
+    real_->copy_rows_to_device(stream, device, host_base, rows, count, row_bytes);
+  }
   void copy_to_host(Stream& stream, void* host, const void* device, int64_t bytes) override {
     disturb(stream, TaskKind::d2h);
     real_->copy_to_host(stream, host, device, bytes);
@@ -85,9 +90,9 @@ class DisturbedCompute final : public Compute {
     disturbance_.pass(TaskKind::fwd, rank_);
     real_->embedding_forward(weights, batch, out);
   }
-  void embedding_backward(const MicroBatch& batch, const void* in, void* gradients, bool first) override {
+  void embedding_backward(const MicroBatch& batch, const void* in, void* gradients, int64_t rows, bool first) override {
     disturbance_.pass(TaskKind::bwd, rank_);
-    real_->embedding_backward(batch, in, gradients, first);
+    real_->embedding_backward(batch, in, gradients, rows, first);
   }
   void layer_forward(int layer, const void* w, const MicroBatch& b, const void* in, void* saved, void* out) override {
     disturbance_.pass(out == nullptr ? TaskKind::recompute : TaskKind::fwd, rank_);

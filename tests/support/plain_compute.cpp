@@ -193,17 +193,18 @@ class PlainCompute final : public Compute {
   }
 
   void embedding_forward(const void* weights, const MicroBatch& batch, void* hidden_out) override {
-    const UnitLayout& unit = layout_.embedding();
-    const Floats w = widened(weights, unit.elements);
+    const auto* matrix = static_cast<const uint16_t*>(weights) + layout_.embedding().at(TensorRole::embedding).offset;
     for (int64_t t = 0; t < batch.tokens(); ++t) {
-      const float* row = w.data() + unit.at(TensorRole::embedding).offset + batch.ids[t] * model_.hidden;
-      std::copy_n(row, model_.hidden, static_cast<float*>(hidden_out) + t * model_.hidden);
+      const Floats row = widened(matrix + batch.ids[t] * model_.hidden, model_.hidden);
+      std::copy_n(row.data(), model_.hidden, static_cast<float*>(hidden_out) + t * model_.hidden);
     }
   }
 
-  void embedding_backward(const MicroBatch& batch, const void* hidden_gradient, void* gradients, bool first) override {
+  void embedding_backward(const MicroBatch& batch, const void* hidden_gradient, void* gradients, int64_t rows,
+                          bool first) override {
     const UnitLayout& unit = layout_.embedding();
-    Floats sums(static_cast<size_t>(unit.elements), 0.0F);
+    const int64_t elements = rows == model_.vocabulary ? unit.elements : rows * model_.hidden;
+    Floats sums(static_cast<size_t>(elements), 0.0F);
     const auto* from = static_cast<const float*>(hidden_gradient);
     for (int64_t t = 0; t < batch.tokens(); ++t) {
       float* row = sums.data() + unit.at(TensorRole::embedding).offset + batch.ids[t] * model_.hidden;

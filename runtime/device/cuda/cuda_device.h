@@ -57,9 +57,8 @@ class CudaDevice final : public Device {
 
   void copy_to_device(Stream&, void* device, const void* host, int64_t bytes) override;
   void copy_to_host(Stream&, void* host, const void* device, int64_t bytes) override;
-  // Row i of `device` = row rows[i] of `host_base`; both lie in registered host memory.
   void copy_rows_to_device(Stream&, void* device, const void* host_base, const int32_t* rows, int64_t count,
-                           int64_t row_bytes);
+                           int64_t row_bytes) override;
   void launch(Stream&, std::function<void()> work) override;
   void notify(Stream&, std::function<void()> done) override;
   void synchronize(Stream&) override;

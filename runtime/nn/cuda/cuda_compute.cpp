@@ -136,13 +136,14 @@ class CudaComputeImpl final : public CudaCompute {
     });
   }
 
-  void embedding_backward(const MicroBatch& batch, const void* hidden_gradient, void* gradients, bool first) override {
+  void embedding_backward(const MicroBatch& batch, const void* hidden_gradient, void* gradients, int64_t rows,
+                          bool first) override {
     run([&](const nn::CudaContext& context) {
       const nn::CudaGradientSlot slot{gradients, plan_.accumulator, first};
-      slot.zero_gaps(layout_.embedding(), context.stream);
+      if (rows == model_.vocabulary) slot.zero_gaps(layout_.embedding(), context.stream);
       const at::Tensor scratch = context.bytes(nn::embedding_scratch_bytes(batch.tokens(), model_.hidden));
       nn::embedding_scatter(batch.ids, batch.tokens(), model_.hidden, static_cast<const uint16_t*>(hidden_gradient),
-                            model_.vocabulary, slot.at(embedding_offset()), scratch.data_ptr(), context.stream);
+                            rows, slot.at(embedding_offset()), scratch.data_ptr(), context.stream);
     });
   }
 

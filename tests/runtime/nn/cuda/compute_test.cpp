@@ -345,7 +345,7 @@ TEST_F(CudaComputeTest, EmbeddingMatchesTheCpu) {
       cpu_gradients(layout.embedding().elements);
   CpuLayer::fill(cpu_slope, slope);
   cpu->embedding_forward(weights.data(), batch.micro_batch(), cpu_out.data());
-  cpu->embedding_backward(batch.micro_batch(), cpu_slope.data(), cpu_gradients.data(), true);
+  cpu->embedding_backward(batch.micro_batch(), cpu_slope.data(), cpu_gradients.data(), model.vocabulary, true);
 
   const at::Tensor gpu_weights = on_gpu(weights.data(), weights.elements() * 2);
   const at::Tensor out = unwritten({kRows * kSeq * model.hidden}, at::kBFloat16);
@@ -353,7 +353,8 @@ TEST_F(CudaComputeTest, EmbeddingMatchesTheCpu) {
   compute->embedding_forward(gpu_weights.data_ptr(), gpu_batch.micro_batch(), out.data_ptr());
   EXPECT_TRUE(at::equal(to_double(out), to_double(as_tensor(cpu_out))));
   for (const double times : {1.0, 2.0}) {
-    compute->embedding_backward(gpu_batch.micro_batch(), gpu_slope.data_ptr(), gradients.data_ptr(), times == 1.0);
+    compute->embedding_backward(gpu_batch.micro_batch(), gpu_slope.data_ptr(), gradients.data_ptr(), model.vocabulary,
+                                times == 1.0);
     EXPECT_LT(relative_error(gradients, times * as_tensor(cpu_gradients)), 1e-6);  // fp32 sums
   }
 }
