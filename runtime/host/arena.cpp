@@ -87,7 +87,7 @@ class Touching {
     }
   }
 
-  void wait(const Progress& progress) {
+  void wait(const TouchProgress& progress) {
     std::unique_lock lock(mutex_);
     while (!ended_.wait_for(lock, std::chrono::seconds(1), [this] { return running_ == 0; })) {
       lock.unlock();
@@ -182,7 +182,7 @@ void* Arena::take(int64_t bytes) {
   return range;
 }
 
-void touch(std::span<const Arena* const> arenas, int threads, const Progress& progress) {
+void touch(std::span<const Arena* const> arenas, int threads, const TouchProgress& progress) {
   std::vector<NumaNode> nodes;
   for (const Arena* arena : arenas) {
     const auto same = [&](const NumaNode& node) { return node.id == arena->node().id; };

@@ -41,7 +41,7 @@ class Arena {
 // Commits all pages of the arenas with `threads` threads in all, each running on the cores of the arena's node: many
 // threads fault memory in several times faster than one. `progress` gets the bytes done and the bytes in all, about
 // once a second, on the calling thread. Throws Error if the system runs out of memory meanwhile.
-using Progress = std::function<void(int64_t done, int64_t total)>;
-void touch(std::span<const Arena* const> arenas, int threads, const Progress& progress);
+using TouchProgress = std::function<void(int64_t done, int64_t total)>;
+void touch(std::span<const Arena* const> arenas, int threads, const TouchProgress& progress);
 
 }  // namespace slidedp

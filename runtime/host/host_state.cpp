@@ -74,7 +74,7 @@ HostState::HostState(const ModelLayout& layout, const std::vector<NumaNode>& nod
   }
 }
 
-void HostState::touch(int threads, const Progress& progress) {
+void HostState::touch(int threads, const TouchProgress& progress) {
   std::vector<const Arena*> arenas;
   for (const Arena& arena : arenas_) arenas.push_back(&arena);
   slidedp::touch(arenas, threads, progress);

@@ -31,7 +31,7 @@ class HostState {
   // about the same. Throws Error if the host cannot hold it.
   explicit HostState(const ModelLayout& layout, const std::vector<NumaNode>& nodes = numa_nodes());
   // Commits all of it (arena.h); otherwise each page is committed when it is first used.
-  void touch(int threads, const Progress& progress);
+  void touch(int threads, const TouchProgress& progress);
   UnitState unit(int unit);
   // The memory node that holds the unit; index into the nodes it was made with.
   int node(int unit) const { return unit_node_[static_cast<size_t>(unit)]; }
