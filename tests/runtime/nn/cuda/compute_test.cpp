@@ -21,10 +21,10 @@ namespace {
 // roundings and a gradient about twenty, so their relative errors are near 0.4 and 0.5 %, and 1 - cosine is half the
 // square of that: 1e-5. Gradients of q and k are differences of nearly equal terms (softmax), a few times worse.
 constexpr double kForwardBound = 5e-5;
-constexpr double kGradientBound = 5e-4;
+constexpr double kGradientBound = 2e-4;
 // The bias of k would have no effect without rotation (softmax does not see what all keys have in common), so its
 // gradient is what is left of terms that nearly cancel.
-constexpr double kKeyBiasBound = 2e-2;
+constexpr double kKeyBiasBound = 1e-3;
 
 constexpr int64_t kRows = 2, kSeq = 200;
 

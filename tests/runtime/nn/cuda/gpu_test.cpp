@@ -50,8 +50,8 @@ bool same_bits(const at::Tensor& a, const at::Tensor& b) {
 }
 
 double relative_error(const at::Tensor& a, const at::Tensor& reference) {
-  const at::Tensor expected = to_double(reference);
-  return ((to_double(a) - expected).norm() / expected.norm()).item<double>();
+  const at::Tensor expected = to_double(reference).flatten();
+  return ((to_double(a).flatten() - expected).norm() / expected.norm()).item<double>();
 }
 
 double one_minus_cosine(const at::Tensor& a, const at::Tensor& reference) {
