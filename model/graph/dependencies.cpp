@@ -1,6 +1,7 @@
 #include "model/graph/dependencies.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <utility>
 
@@ -90,7 +91,8 @@ class BufferHistory {
 };
 
 // Knows, for every execution, how far each in-order lane has come at least when it starts: the lane's executions up to
-// that place happen before it. (A vector clock. Pool executions have no order of their own.)
+// that place happen before it. (A vector clock.) Pool executions have no order of their own; of those it knows from
+// which place of each lane on they have happened before.
 class Clocks {
  public:
   explicit Clocks(const StepGraph& graph)
@@ -100,6 +102,7 @@ class Clocks {
       for (size_t i = 0; i < lane.size(); ++i) position_[static_cast<size_t>(lane[i])] = static_cast<int32_t>(i);
     }
     clocks_.assign(2 * graph.tasks.size() * lanes_, -1);
+    known_.assign(2 * graph.lanes.back().size() * lanes_, std::numeric_limits<int32_t>::max());
   }
 
   bool in_pool(Execution execution) const { return lane(execution) == lanes_; }
@@ -130,23 +133,38 @@ class Clocks {
     if (!in_pool(before)) mine[lane(before)] = std::max(mine[lane(before)], place(before));
   }
 
+  // A device execution starts after this one of the pool.
+  void note(Execution device_execution, Execution of_pool) {
+    int32_t& from = known(of_pool)[lane(device_execution)];
+    from = std::min(from, place(device_execution));
+  }
+  // Whether what `self` is known to start after includes a device execution that starts after this one of the pool.
+  bool follows(Execution self, Execution of_pool) {
+    const int32_t *mine = clock(self), *from = known(of_pool);
+    for (size_t i = 0; i < lanes_; ++i) {
+      if (mine[i] >= from[i]) return true;
+    }
+    return false;
+  }
+
  private:
+  int32_t* known(Execution of_pool) { return known_.data() + static_cast<size_t>(place(of_pool)) * lanes_; }
   int32_t* clock(Execution execution) { return clocks_.data() + static_cast<size_t>(execution) * lanes_; }
   const int32_t* clock(Execution execution) const { return clocks_.data() + static_cast<size_t>(execution) * lanes_; }
 
   const StepGraph& graph_;
   const Execution tasks_;
   const size_t lanes_;  // in-order ones
-  std::vector<int32_t> position_, clocks_;
+  std::vector<int32_t> position_, clocks_, known_;
 };
 
-// Leaves out what the task's own lane or another conflict implies, and notes the task's clock. Pool executions all
-// stay.
+// Leaves out what the task's own lane or another conflict implies, and notes what happens before the task.
 std::vector<Execution> prune(Clocks& clocks, std::vector<Execution> conflicts, Execution self) {
   std::sort(conflicts.begin(), conflicts.end());
   conflicts.erase(std::unique(conflicts.begin(), conflicts.end()), conflicts.end());
   std::erase(conflicts, self);
-  const Execution before = clocks.in_pool(self) ? -1 : clocks.lane_predecessor(self);
+  const bool in_pool = clocks.in_pool(self);
+  const Execution before = in_pool ? -1 : clocks.lane_predecessor(self);
   std::vector<Execution> kept;
   for (const Execution execution : conflicts) {
     const bool implied = !clocks.in_pool(execution) &&
@@ -158,6 +176,12 @@ std::vector<Execution> prune(Clocks& clocks, std::vector<Execution> conflicts, E
   }
   if (before >= 0) clocks.add(self, before);
   for (const Execution execution : kept) clocks.add(self, execution);
+  std::erase_if(kept, [&](Execution execution) {
+    if (!clocks.in_pool(execution)) return false;
+    const bool implied = clocks.follows(self, execution);
+    if (!in_pool) clocks.note(self, execution);
+    return implied;
+  });
   return kept;
 }
 
