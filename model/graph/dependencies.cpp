@@ -11,10 +11,43 @@ namespace {
 // Task executions of the two unrolled steps: step * tasks + task.
 using Execution = int32_t;
 
+// What one execution must wait for, each execution once.
+class Conflicts {
+ public:
+  explicit Conflicts(size_t executions) : of_(executions, -1) {}
+  void start(Execution self) {
+    self_ = self;
+    found_.clear();
+  }
+  void add(const std::vector<Execution>& executions) {
+    for (const Execution execution : executions) {
+      if (execution == self_ || of_[static_cast<size_t>(execution)] == self_) continue;
+      of_[static_cast<size_t>(execution)] = self_;
+      found_.push_back(execution);
+    }
+  }
+  std::vector<Execution> take() {
+    std::sort(found_.begin(), found_.end());
+    return found_;
+  }
+
+ private:
+  Execution self_ = -1;
+  std::vector<Execution> of_;  // by execution: for whom it was found last
+  std::vector<Execution> found_;
+};
+
+// An execution with its in-order lane; -1 for the pool.
+struct Accessor {
+  Execution execution, step;
+  int lane;
+};
+
 struct Segment {
   int64_t end = 0;
-  std::vector<Execution> writers;                   // the last one, or all of one partition and step
-  std::vector<Execution> readers;                   // since the last write
+  std::vector<Execution> writers;  // the last one, or all of one partition and step
+  std::vector<Execution> readers;  // since the last write; of each in-order lane the last one
+  std::vector<int> reader_lanes;
   std::pair<Execution, int32_t> partition{-1, -1};  // of the writers: step and number; -1 if none
   std::vector<Execution> before;                    // what the writers of a partition wait for
 };
@@ -22,8 +55,8 @@ struct Segment {
 // Who last touched which bytes of one buffer: disjoint segments by their begin.
 class BufferHistory {
  public:
-  // Appends what an access at this point must wait for, and notes the access.
-  void touch(Execution execution, Execution step, const Access& access, std::vector<Execution>& conflicts) {
+  // Adds what an access at this point must wait for, and notes the access.
+  void touch(const Accessor& accessor, const Access& access, Conflicts& conflicts) {
     if (access.begin >= access.end) return;
     cut(access.begin);
     cut(access.end);
@@ -31,34 +64,40 @@ class BufferHistory {
     for (auto it = segments_.find(access.begin); it != segments_.end() && it->first < access.end; ++it) {
       Segment& segment = it->second;
       if (!writes(access.mode)) {
-        append(conflicts, segment.writers);
-        segment.readers.push_back(execution);
+        conflicts.add(segment.writers);
+        note_reader(accessor, segment);
       } else {
-        write(execution, {step, access.partition}, segment, conflicts);
+        write(accessor.execution, {accessor.step, access.partition}, segment, conflicts);
       }
     }
   }
 
  private:
-  static void append(std::vector<Execution>& to, const std::vector<Execution>& from) {
-    to.insert(to.end(), from.begin(), from.end());
+  static void note_reader(const Accessor& accessor, Segment& segment) {
+    const auto same = std::find(segment.reader_lanes.begin(), segment.reader_lanes.end(), accessor.lane);
+    if (accessor.lane >= 0 && same != segment.reader_lanes.end()) {
+      segment.readers[static_cast<size_t>(same - segment.reader_lanes.begin())] = accessor.execution;
+      return;
+    }
+    segment.readers.push_back(accessor.execution);
+    segment.reader_lanes.push_back(accessor.lane);
   }
 
-  // A write of the partition that wrote last joins it, unless somebody has read since.
+  // A write of the partition that wrote last joins it, unless somebody has read since. Readers wait for the writers, so
+  // who waits for them need not.
   static void write(Execution execution, std::pair<Execution, int32_t> partition, Segment& segment,
-                    std::vector<Execution>& conflicts) {
+                    Conflicts& conflicts) {
     if (partition.second >= 0 && partition == segment.partition && segment.readers.empty()) {
-      append(conflicts, segment.before);
+      conflicts.add(segment.before);
       segment.writers.push_back(execution);
       return;
     }
-    append(segment.writers, segment.readers);
-    append(conflicts, segment.writers);
-    segment.before.clear();
-    if (partition.second >= 0) segment.before.swap(segment.writers);
+    segment.before.swap(segment.readers.empty() ? segment.writers : segment.readers);
+    conflicts.add(segment.before);
     segment.partition = partition;
     segment.writers.assign(1, execution);
     segment.readers.clear();
+    segment.reader_lanes.clear();
   }
 
   // Makes `at` a segment boundary if it lies inside a segment.
@@ -82,7 +121,7 @@ class BufferHistory {
         continue;
       }
       const int64_t stop = it == segments_.end() ? end : std::min(end, it->first);
-      segments_.emplace_hint(it, at, Segment{stop, {}, {}, {-1, -1}, {}});
+      segments_.emplace_hint(it, at, Segment{stop, {}, {}, {}, {-1, -1}, {}});
       at = stop;
     }
   }
@@ -159,10 +198,7 @@ class Clocks {
 };
 
 // Leaves out what the task's own lane or another conflict implies, and notes what happens before the task.
-std::vector<Execution> prune(Clocks& clocks, std::vector<Execution> conflicts, Execution self) {
-  std::sort(conflicts.begin(), conflicts.end());
-  conflicts.erase(std::unique(conflicts.begin(), conflicts.end()), conflicts.end());
-  std::erase(conflicts, self);
+std::vector<Execution> prune(Clocks& clocks, const std::vector<Execution>& conflicts, Execution self) {
   const bool in_pool = clocks.in_pool(self);
   const Execution before = in_pool ? -1 : clocks.lane_predecessor(self);
   std::vector<Execution> kept;
@@ -199,6 +235,7 @@ void derive_dependencies(StepGraph& graph) {
     graph.lanes[static_cast<size_t>(graph.lane_index(graph.tasks[static_cast<size_t>(id)].lane))].push_back(id);
   }
   Clocks clocks(graph);
+  Conflicts conflicts(2 * graph.tasks.size());
   std::vector<BufferHistory> histories(graph.buffers.size());
   for (Execution step = 0; step < 2; ++step) {
     if (step == 1) {
@@ -209,11 +246,12 @@ void derive_dependencies(StepGraph& graph) {
     for (TaskId id = 0; id < tasks; ++id) {
       Task& task = graph.tasks[static_cast<size_t>(id)];
       const Execution self = step * tasks + id;
-      std::vector<Execution> conflicts;
+      const Accessor accessor{self, step, clocks.in_pool(self) ? -1 : static_cast<int>(clocks.lane(self))};
+      conflicts.start(self);
       for (const Access& access : task.accesses) {
-        histories[static_cast<size_t>(access.buffer)].touch(self, step, access, conflicts);
+        histories[static_cast<size_t>(access.buffer)].touch(accessor, access, conflicts);
       }
-      for (const Execution execution : prune(clocks, std::move(conflicts), self)) {
+      for (const Execution execution : prune(clocks, conflicts.take(), self)) {
         if (step == 1) (execution >= tasks ? task.deps : task.previous_deps).push_back(execution % tasks);
       }
     }
