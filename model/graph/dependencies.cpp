@@ -1,6 +1,7 @@
 #include "model/graph/dependencies.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <utility>
 
@@ -10,10 +11,43 @@ namespace {
 // Task executions of the two unrolled steps: step * tasks + task.
 using Execution = int32_t;
 
+// What one execution must wait for, each execution once.
+class Conflicts {
+ public:
+  explicit Conflicts(size_t executions) : of_(executions, -1) {}
+  void start(Execution self) {
+    self_ = self;
+    found_.clear();
+  }
+  void add(const std::vector<Execution>& executions) {
+    for (const Execution execution : executions) {
+      if (execution == self_ || of_[static_cast<size_t>(execution)] == self_) continue;
+      of_[static_cast<size_t>(execution)] = self_;
+      found_.push_back(execution);
+    }
+  }
+  std::vector<Execution> take() {
+    std::sort(found_.begin(), found_.end());
+    return found_;
+  }
+
+ private:
+  Execution self_ = -1;
+  std::vector<Execution> of_;  // by execution: for whom it was found last
+  std::vector<Execution> found_;
+};
+
+// An execution with its in-order lane; -1 for the pool.
+struct Accessor {
+  Execution execution, step;
+  int lane;
+};
+
 struct Segment {
   int64_t end = 0;
-  std::vector<Execution> writers;                   // the last one, or all of one partition and step
-  std::vector<Execution> readers;                   // since the last write
+  std::vector<Execution> writers;  // the last one, or all of one partition and step
+  std::vector<Execution> readers;  // since the last write; of each in-order lane the last one
+  std::vector<int> reader_lanes;
   std::pair<Execution, int32_t> partition{-1, -1};  // of the writers: step and number; -1 if none
   std::vector<Execution> before;                    // what the writers of a partition wait for
 };
@@ -21,8 +55,8 @@ struct Segment {
 // Who last touched which bytes of one buffer: disjoint segments by their begin.
 class BufferHistory {
  public:
-  // Appends what an access at this point must wait for, and notes the access.
-  void touch(Execution execution, Execution step, const Access& access, std::vector<Execution>& conflicts) {
+  // Adds what an access at this point must wait for, and notes the access.
+  void touch(const Accessor& accessor, const Access& access, Conflicts& conflicts) {
     if (access.begin >= access.end) return;
     cut(access.begin);
     cut(access.end);
@@ -30,34 +64,40 @@ class BufferHistory {
     for (auto it = segments_.find(access.begin); it != segments_.end() && it->first < access.end; ++it) {
       Segment& segment = it->second;
       if (!writes(access.mode)) {
-        append(conflicts, segment.writers);
-        segment.readers.push_back(execution);
+        conflicts.add(segment.writers);
+        note_reader(accessor, segment);
       } else {
-        write(execution, {step, access.partition}, segment, conflicts);
+        write(accessor.execution, {accessor.step, access.partition}, segment, conflicts);
       }
     }
   }
 
  private:
-  static void append(std::vector<Execution>& to, const std::vector<Execution>& from) {
-    to.insert(to.end(), from.begin(), from.end());
+  static void note_reader(const Accessor& accessor, Segment& segment) {
+    const auto same = std::find(segment.reader_lanes.begin(), segment.reader_lanes.end(), accessor.lane);
+    if (accessor.lane >= 0 && same != segment.reader_lanes.end()) {
+      segment.readers[static_cast<size_t>(same - segment.reader_lanes.begin())] = accessor.execution;
+      return;
+    }
+    segment.readers.push_back(accessor.execution);
+    segment.reader_lanes.push_back(accessor.lane);
   }
 
-  // A write of the partition that wrote last joins it, unless somebody has read since.
+  // A write of the partition that wrote last joins it, unless somebody has read since. Readers wait for the writers, so
+  // who waits for them need not.
   static void write(Execution execution, std::pair<Execution, int32_t> partition, Segment& segment,
-                    std::vector<Execution>& conflicts) {
+                    Conflicts& conflicts) {
     if (partition.second >= 0 && partition == segment.partition && segment.readers.empty()) {
-      append(conflicts, segment.before);
+      conflicts.add(segment.before);
       segment.writers.push_back(execution);
       return;
     }
-    append(segment.writers, segment.readers);
-    append(conflicts, segment.writers);
-    segment.before.clear();
-    if (partition.second >= 0) segment.before.swap(segment.writers);
+    segment.before.swap(segment.readers.empty() ? segment.writers : segment.readers);
+    conflicts.add(segment.before);
     segment.partition = partition;
     segment.writers.assign(1, execution);
     segment.readers.clear();
+    segment.reader_lanes.clear();
   }
 
   // Makes `at` a segment boundary if it lies inside a segment.
@@ -81,7 +121,7 @@ class BufferHistory {
         continue;
       }
       const int64_t stop = it == segments_.end() ? end : std::min(end, it->first);
-      segments_.emplace_hint(it, at, Segment{stop, {}, {}, {-1, -1}, {}});
+      segments_.emplace_hint(it, at, Segment{stop, {}, {}, {}, {-1, -1}, {}});
       at = stop;
     }
   }
@@ -90,7 +130,8 @@ class BufferHistory {
 };
 
 // Knows, for every execution, how far each in-order lane has come at least when it starts: the lane's executions up to
-// that place happen before it. (A vector clock. Pool executions have no order of their own.)
+// that place happen before it. (A vector clock.) Pool executions have no order of their own; of those it knows from
+// which place of each lane on they have happened before.
 class Clocks {
  public:
   explicit Clocks(const StepGraph& graph) : graph_(graph), tasks_(static_cast<Execution>(graph.tasks.size())) {
@@ -103,6 +144,7 @@ class Clocks {
       if (!graph.lanes[lane].empty()) ++lanes_;
     }
     clocks_.assign(2 * graph.tasks.size() * lanes_, -1);
+    known_.assign(2 * graph.lanes.back().size() * lanes_, std::numeric_limits<int32_t>::max());
   }
 
   bool in_pool(Execution execution) const { return lane(execution) == column_.size(); }
@@ -135,7 +177,22 @@ class Clocks {
     of_lane = std::max(of_lane, place(before));
   }
 
+  // A device execution starts after this one of the pool.
+  void note(Execution device_execution, Execution of_pool) {
+    int32_t& from = known(of_pool)[column_[lane(device_execution)]];
+    from = std::min(from, place(device_execution));
+  }
+  // Whether what `self` is known to start after includes a device execution that starts after this one of the pool.
+  bool follows(Execution self, Execution of_pool) {
+    const int32_t *mine = clock(self), *from = known(of_pool);
+    for (size_t i = 0; i < lanes_; ++i) {
+      if (mine[i] >= from[i]) return true;
+    }
+    return false;
+  }
+
  private:
+  int32_t* known(Execution of_pool) { return known_.data() + static_cast<size_t>(place(of_pool)) * lanes_; }
   int32_t* clock(Execution execution) { return clocks_.data() + static_cast<size_t>(execution) * lanes_; }
   const int32_t* clock(Execution execution) const { return clocks_.data() + static_cast<size_t>(execution) * lanes_; }
 
@@ -143,16 +200,13 @@ class Clocks {
   const Execution tasks_;
   size_t lanes_ = 0;            // in-order ones with tasks
   std::vector<size_t> column_;  // of a clock, by in-order lane
-  std::vector<int32_t> position_, clocks_;
+  std::vector<int32_t> position_, clocks_, known_;
 };
 
-// Leaves out what the task's own lane or another conflict implies, and notes the task's clock. Pool executions all
-// stay.
-std::vector<Execution> prune(Clocks& clocks, std::vector<Execution> conflicts, Execution self) {
-  std::sort(conflicts.begin(), conflicts.end());
-  conflicts.erase(std::unique(conflicts.begin(), conflicts.end()), conflicts.end());
-  std::erase(conflicts, self);
-  const Execution before = clocks.in_pool(self) ? -1 : clocks.lane_predecessor(self);
+// Leaves out what the task's own lane or another conflict implies, and notes what happens before the task.
+std::vector<Execution> prune(Clocks& clocks, const std::vector<Execution>& conflicts, Execution self) {
+  const bool in_pool = clocks.in_pool(self);
+  const Execution before = in_pool ? -1 : clocks.lane_predecessor(self);
   std::vector<Execution> kept;
   for (const Execution execution : conflicts) {
     const bool implied = !clocks.in_pool(execution) &&
@@ -164,6 +218,12 @@ std::vector<Execution> prune(Clocks& clocks, std::vector<Execution> conflicts, E
   }
   if (before >= 0) clocks.add(self, before);
   for (const Execution execution : kept) clocks.add(self, execution);
+  std::erase_if(kept, [&](Execution execution) {
+    if (!clocks.in_pool(execution)) return false;
+    const bool implied = clocks.follows(self, execution);
+    if (!in_pool) clocks.note(self, execution);
+    return implied;
+  });
   return kept;
 }
 
@@ -181,6 +241,7 @@ void derive_dependencies(StepGraph& graph) {
     graph.lanes[static_cast<size_t>(graph.lane_index(graph.tasks[static_cast<size_t>(id)].lane))].push_back(id);
   }
   Clocks clocks(graph);
+  Conflicts conflicts(2 * graph.tasks.size());
   std::vector<BufferHistory> histories(graph.buffers.size());
   for (Execution step = 0; step < 2; ++step) {
     if (step == 1) {
@@ -191,11 +252,12 @@ void derive_dependencies(StepGraph& graph) {
     for (TaskId id = 0; id < tasks; ++id) {
       Task& task = graph.tasks[static_cast<size_t>(id)];
       const Execution self = step * tasks + id;
-      std::vector<Execution> conflicts;
+      const Accessor accessor{self, step, clocks.in_pool(self) ? -1 : static_cast<int>(clocks.lane(self))};
+      conflicts.start(self);
       for (const Access& access : task.accesses) {
-        histories[static_cast<size_t>(access.buffer)].touch(self, step, access, conflicts);
+        histories[static_cast<size_t>(access.buffer)].touch(accessor, access, conflicts);
       }
-      for (const Execution execution : prune(clocks, std::move(conflicts), self)) {
+      for (const Execution execution : prune(clocks, conflicts.take(), self)) {
         if (step == 1) (execution >= tasks ? task.deps : task.previous_deps).push_back(execution % tasks);
       }
     }
