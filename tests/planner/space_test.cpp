@@ -257,6 +257,18 @@ TEST(Pins, BadOnesAreRefusedWithTheValidNames) {
   EXPECT_THAT(example.error({{"wave", "1"}, {"waves", "1"}}), HasSubstr("same plan field"));
 }
 
+TEST(Space, TouchedRowsWherePossibleAndFew) {
+  Example example;
+  const auto rows = [&] { return values(example.plans({{"ranks", "2"}, {"chunk", "1MiB"}}), &Plan::vocabulary_rows); };
+  EXPECT_THAT(rows(), ElementsAre(VocabularyRows::touched));
+  example.train.touched_vocabulary_share = 0.6;
+  EXPECT_THAT(rows(), ElementsAre(VocabularyRows::all));
+  example.train.touched_vocabulary_share = 0.06;
+  example.model.hidden = 80;
+  EXPECT_THAT(rows(), ElementsAre(VocabularyRows::all));
+  EXPECT_THAT(example.error({{"vocabulary_rows", "touched"}}), AllOf(HasSubstr("vocabulary_rows"), HasSubstr("80")));
+}
+
 TEST(Pins, ContradictionsAreNamed) {
   Example example;
   EXPECT_THAT(example.error({{"ranks", "8"}}), HasSubstr("the hardware has 4 GPUs"));
