@@ -25,7 +25,9 @@ if(CMAKE_CUDA_COMPILER)
     endif()
   endforeach()
   find_package(CUDAToolkit REQUIRED)
-  list(APPEND CMAKE_INSTALL_RPATH ${CUDAToolkit_LIBRARY_DIR})  # installed programs find libcudart
+  # The CUDA libraries that torch brings, not the toolkit's: a program must not load two of the same.
+  get_filename_component(SLIDEDP_NVIDIA_LIBRARIES ${SLIDEDP_TORCH_ROOT}/../nvidia/cu13/lib ABSOLUTE)
+  list(APPEND CMAKE_INSTALL_RPATH ${SLIDEDP_NVIDIA_LIBRARIES})
   set(SLIDEDP_WITH_CUDA ON)
   message(STATUS "CUDA ${CMAKE_CUDA_COMPILER_VERSION} found: CUDA targets are configured")
 else()
@@ -46,7 +48,9 @@ function(slidedp_cuda_library name)
   endif()
   add_library(${name} STATIC ${sources})
   target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR})
-  target_link_libraries(${name} PUBLIC ${LIB_PUBLIC} CUDA::cudart)
+  target_link_libraries(${name} PUBLIC ${LIB_PUBLIC} ${SLIDEDP_NVIDIA_LIBRARIES}/libcudart.so.13)
+  target_include_directories(${name} SYSTEM PUBLIC ${CUDAToolkit_INCLUDE_DIRS})
   set_target_properties(${name} PROPERTIES
-    CUDA_ARCHITECTURES "${SLIDEDP_CUDA_ARCHITECTURES}" CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON)
+    CUDA_ARCHITECTURES "${SLIDEDP_CUDA_ARCHITECTURES}" CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON
+    CUDA_RUNTIME_LIBRARY None)
 endfunction()

@@ -36,6 +36,7 @@ struct Executor::RankLanes {
 Executor::Executor(const StepGraph& graph, Backend& backend, HostState& state, ExecutorOptions options)
     : graph_(graph),
       backend_(backend),
+      state_(state),
       options_(std::move(options)),
       memory_(graph, backend.devices, state),
       bodies_(graph, backend, state, memory_),
@@ -76,7 +77,7 @@ Executor::Executor(const StepGraph& graph, Backend& backend, HostState& state, E
   const int others = graph_.ranks() * threads.compute_per_rank;
   pool_ = std::make_unique<UpdatePool>(
       threads.update, [this](std::exception_ptr error) { fail(std::move(error)); },
-      worker_cores(allowed_cores(), threads.update, others), options_.update_order);
+      worker_places(numa_nodes(), threads.update, others), options_.update_order);
   try {
     for (int rank = 0; rank < graph_.ranks(); ++rank) {
       issuers_.emplace_back([this, rank] { issue_loop(rank); });
@@ -275,14 +276,17 @@ void Executor::lane_finished(int64_t sequence) {
 // Requires mutex_ (the pool has its own, and calls nothing while it holds it).
 void Executor::submit_to_pool(Execution& current, TaskId id) {
   const Task& task = graph_.tasks[static_cast<size_t>(id)];
-  pool_->submit(current.sequence, task.need, [this, &current, &task, id](int) {
-    TaskRecord& times = current.times[static_cast<size_t>(id)];
-    times.start_s = process_seconds();
-    if (options_.before_pool_task) options_.before_pool_task(task);
-    if ((task.phases & phase_bit(current.context.phase)) != 0) bodies_.run(id, current.context);
-    times.end_s = process_seconds();
-    finish(current.sequence, id);
-  });
+  pool_->submit(
+      current.sequence, task.need,
+      [this, &current, &task, id](int) {
+        TaskRecord& times = current.times[static_cast<size_t>(id)];
+        times.start_s = process_seconds();
+        if (options_.before_pool_task) options_.before_pool_task(task);
+        if ((task.phases & phase_bit(current.context.phase)) != 0) bodies_.run(id, current.context);
+        times.end_s = process_seconds();
+        finish(current.sequence, id);
+      },
+      task.unit < 0 ? 0 : state_.node(task.unit));
 }
 
 // A pool task, or a device task that pool tasks wait for, is done.

@@ -43,6 +43,8 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
+  // What is slower than it could be, in sentences for the user.
+  const std::vector<std::string>& notes() const { return memory_.notes(); }
   // Where the tokens of the next submitted step go (Plan::batch_bytes, all but the places in lists of touched rows);
   // free to be written until submit(), while at most one execution is under way.
   int32_t* batch(int rank);
@@ -86,6 +88,7 @@ class Executor {
 
   const StepGraph& graph_;
   Backend& backend_;
+  const HostState& state_;
   const ExecutorOptions options_;
   GraphMemory memory_;
   TaskBodies bodies_;

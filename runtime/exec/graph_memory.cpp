@@ -2,6 +2,7 @@
 
 #include <stdexcept>
 
+#include "model/base/error.h"
 #include "model/graph/dependencies.h"
 #include "runtime/host/machine_facts.h"
 
@@ -66,9 +67,18 @@ GraphMemory::GraphMemory(const StepGraph& graph, const std::vector<std::unique_p
       base_.push_back(arena_.take(buffer.bytes));
     }
   }
-  registered_arena_ = RegisteredHostMemory(*devices.front(), arena_.data(), arena_.bytes());
+  register_host(*devices.front(), arena_.data(), arena_.bytes());
   for (const std::span<uint16_t> weights : state.weights()) {
-    registered_weights_.emplace_back(*devices.front(), weights.data(), std::ssize(weights) * 2);
+    register_host(*devices.front(), weights.data(), std::ssize(weights) * 2);
+  }
+}
+
+// Memory that the system does not let the devices pin works too, only slower.
+void GraphMemory::register_host(Device& device, void* data, int64_t bytes) {
+  try {
+    registered_.emplace_back(device, data, bytes);
+  } catch (const Error& error) {
+    notes_.push_back(std::string(error.what()) + " This run goes on with copies several times slower than the link.");
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -44,6 +45,9 @@ class GraphMemory {
   GraphMemory(const GraphMemory&) = delete;
   GraphMemory& operator=(const GraphMemory&) = delete;
 
+  // What did not go as wished, in sentences for the user: host memory that is not pinned.
+  const std::vector<std::string>& notes() const { return notes_; }
+
   // First byte of the access in the step with this number (buffers that alternate have two halves).
   void* address(const Access& access, int64_t step) const;
   // Start of a buffer, e.g. the batch of one rank, in that step.
@@ -54,10 +58,12 @@ class GraphMemory {
   BufferId of_rank(BufferKind kind, int rank) const;
 
  private:
+  void register_host(Device& device, void* data, int64_t bytes);
+
   const StepGraph* graph_;
   Arena arena_;
-  RegisteredHostMemory registered_arena_;
-  std::vector<RegisteredHostMemory> registered_weights_;  // one a memory node
+  std::vector<RegisteredHostMemory> registered_;
+  std::vector<std::string> notes_;
   std::vector<DeviceMemory> device_memory_;
   std::vector<void*> base_;
 };

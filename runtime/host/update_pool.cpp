@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <tuple>
 #include <utility>
@@ -13,12 +14,22 @@ bool UpdatePool::Item::operator<(const Item& other) const {
   return std::tie(step, need, order) > std::tie(other.step, other.need, other.order);
 }
 
-UpdatePool::UpdatePool(int workers, std::function<void(std::exception_ptr)> on_error, const std::vector<int>& cores,
+namespace {
+
+size_t count_nodes(const std::vector<WorkerPlace>& places) {
+  size_t nodes = 1;
+  for (const WorkerPlace& place : places) nodes = std::max(nodes, static_cast<size_t>(place.node) + 1);
+  return nodes;
+}
+
+}  // namespace
+
+UpdatePool::UpdatePool(int workers, std::function<void(std::exception_ptr)> on_error, std::vector<WorkerPlace> places,
                        UpdateOrder order)
-    : order_(order), on_error_(std::move(on_error)) {
+    : places_(std::move(places)), nodes_(count_nodes(places_)), order_(order), on_error_(std::move(on_error)) {
   if (workers < 1) throw std::logic_error("UpdatePool: at least one worker is needed");
-  if (!cores.empty() && cores.size() != static_cast<size_t>(workers)) {
-    throw std::logic_error("UpdatePool: a core for each worker, or none");
+  if (!places_.empty() && places_.size() != static_cast<size_t>(workers)) {
+    throw std::logic_error("UpdatePool: a place for each worker, or none");
   }
   threads_.reserve(static_cast<size_t>(workers));
   try {
@@ -28,21 +39,25 @@ UpdatePool::UpdatePool(int workers, std::function<void(std::exception_ptr)> on_e
       std::lock_guard lock(mutex_);
       stop_ = true;
     }
-    wake_.notify_all();
+    wake_all();
     for (std::thread& thread : threads_) thread.join();
     throw;
   }
-  pin(cores);
+  pin();
 }
 
 // A core can be taken from the process at any time; its worker then runs where it may, which is slower and not wrong.
-void UpdatePool::pin(const std::vector<int>& cores) {
-  for (size_t worker = 0; worker < cores.size(); ++worker) {
+void UpdatePool::pin() {
+  for (size_t worker = 0; worker < places_.size(); ++worker) {
     cpu_set_t set;
     CPU_ZERO(&set);
-    CPU_SET(cores[worker], &set);
+    CPU_SET(places_[worker].core, &set);
     pthread_setaffinity_np(threads_[worker].native_handle(), sizeof(set), &set);
   }
+}
+
+void UpdatePool::wake_all() {
+  for (Node& node : nodes_) node.wake.notify_all();
 }
 
 UpdatePool::~UpdatePool() {
@@ -51,37 +66,55 @@ UpdatePool::~UpdatePool() {
     std::lock_guard lock(mutex_);
     stop_ = true;
   }
-  wake_.notify_all();
+  wake_all();
   for (std::thread& thread : threads_) thread.join();
 }
 
-void UpdatePool::submit(int64_t step, int32_t need, std::function<void(int worker)> task) {
-  {
-    std::lock_guard lock(mutex_);
-    if (aborted_) return;
-    if (order_ == UpdateOrder::arrival) step = need = 0;
-    queue_.push({step, need, submitted_++, std::move(task)});
-  }
-  wake_.notify_one();
+void UpdatePool::submit(int64_t step, int32_t need, std::function<void(int worker)> task, int node) {
+  const std::lock_guard lock(mutex_);
+  if (aborted_) return;
+  if (order_ == UpdateOrder::arrival) step = need = 0;
+  Node& home = nodes_[static_cast<size_t>(node) < nodes_.size() ? static_cast<size_t>(node) : 0];
+  home.queue.push({step, need, submitted_++, std::move(task)});
+  if (home.idle > 0) return home.wake.notify_one();
+  const auto other =
+      std::find_if(nodes_.begin(), nodes_.end(), [](const Node& candidate) { return candidate.idle > 0; });
+  if (other != nodes_.end()) other->wake.notify_one();
 }
 
 void UpdatePool::abort() {
-  std::priority_queue<Item> dropped;  // destroyed after the lock: a task's captures may do anything
-  std::lock_guard lock(mutex_);
+  std::vector<std::priority_queue<Item>> dropped(nodes_.size());  // destroyed after the lock: captures may do anything
+  const std::lock_guard lock(mutex_);
   aborted_ = true;
-  dropped.swap(queue_);
+  for (size_t node = 0; node < nodes_.size(); ++node) dropped[node].swap(nodes_[node].queue);
+}
+
+UpdatePool::Node* UpdatePool::next_node(size_t own) {
+  if (!nodes_[own].queue.empty()) return &nodes_[own];
+  Node* best = nullptr;
+  for (Node& node : nodes_) {
+    if (!node.queue.empty() && (best == nullptr || best->queue.top() < node.queue.top())) best = &node;
+  }
+  return best;
 }
 
 void UpdatePool::work(int worker) {
+  const size_t own = places_.empty() ? 0 : static_cast<size_t>(places_[static_cast<size_t>(worker)].node);
   for (;;) {
     std::function<void(int)> task;
     {
       std::unique_lock lock(mutex_);
-      wake_.wait(lock, [this] { return stop_ || !queue_.empty(); });
+      Node* from = next_node(own);
+      while (!stop_ && from == nullptr) {
+        ++nodes_[own].idle;
+        nodes_[own].wake.wait(lock);
+        --nodes_[own].idle;
+        from = next_node(own);
+      }
       if (stop_) return;
       // top() is const; moving the task out leaves the keys, which pop() compares, as they are.
-      task = std::move(const_cast<Item&>(queue_.top()).task);
-      queue_.pop();
+      task = std::move(const_cast<Item&>(from->queue.top()).task);
+      from->queue.pop();
     }
     try {
       task(worker);

@@ -71,6 +71,7 @@ int64_t PlanRun::device_budget() const {
 void PlanRun::allocate(HostState& state) {
   backend_ = make_backend(model_, graph_.layout, plan(), backend_options());
   executor_.emplace(graph_, backend_, state, ExecutorOptions{.update_order = options_.update_order});
+  for (const std::string& note : executor_->notes()) environment_.print("note: " + note);
 }
 
 void PlanRun::release() {

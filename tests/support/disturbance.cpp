@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "model/base/error.h"
+
 namespace slidedp::testing {
 namespace {
 
@@ -37,7 +39,10 @@ class DisturbedDevice final : public Device {
   void launch(Stream& stream, std::function<void()> work) override { real_->launch(stream, std::move(work)); }
   void notify(Stream& stream, std::function<void()> done) override { real_->notify(stream, std::move(done)); }
   void synchronize(Stream& stream) override { real_->synchronize(stream); }
-  void register_host(void* data, int64_t bytes) override { real_->register_host(data, bytes); }
+  void register_host(void* data, int64_t bytes) override {
+    if (disturbance_.refuse_registration) fail("The system refuses to pin memory.");
+    real_->register_host(data, bytes);
+  }
   void unregister_host(void* data) override { real_->unregister_host(data); }
   void set_error_handler(std::function<void(std::exception_ptr)> handler) override {
     real_->set_error_handler(std::move(handler));

@@ -38,6 +38,8 @@ class Disturbance {
   void pass(TaskKind kind, int rank);
   int64_t operations() const { return operations_.load(std::memory_order_relaxed); }
   bool thrown() const { return thrown_.load(std::memory_order_relaxed); }  // whether a fault has been injected
+  // The devices then refuse to register host memory.
+  bool refuse_registration = false;
   static std::string message(TaskKind kind) { return "injected fault in " + std::string(name(kind)); }
 
  private:

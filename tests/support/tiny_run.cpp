@@ -176,6 +176,7 @@ RunResult TinyTraining::run(const Plan& plan, const TrainSpec& train, int64_t st
   backend_.reset_temporary_peak();
   {
     Executor executor(graph, backend, state, {.before_pool_task = before_pool_task});
+    result.notes = executor.notes();
     TrainingHooks hooks;
     hooks.stop = stop;
     hooks.on_step = [&](const StepOutcome& outcome) {

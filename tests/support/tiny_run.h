@@ -35,6 +35,7 @@ struct RunResult {
   int64_t device_peak = 0, temporary_peak = 0;  // bytes; largest rank, all ranks
   CopiedBytes copied;                           // of all ranks and steps; left out where a test wraps the device
   std::vector<Timeline> timelines;
+  std::vector<std::string> notes;  // the executor's
 };
 
 // |a - b| / |b| in the 2-norm; |a| if b is zero.

@@ -60,10 +60,12 @@ void copy_in_pieces(const void* host, int64_t bytes, Copy copy) {
   }
 }
 
+// Where a kernel finds host memory; nullptr if it is not registered.
 const void* on_device(const void* host) {
   void* address = nullptr;
-  check_cuda(cudaHostGetDevicePointer(&address, const_cast<void*>(host), 0), "cudaHostGetDevicePointer");
-  return address;
+  if (cudaHostGetDevicePointer(&address, const_cast<void*>(host), 0) == cudaSuccess) return address;
+  cudaGetLastError();
+  return nullptr;
 }
 
 }  // namespace
@@ -371,9 +373,17 @@ void CudaDevice::copy_rows_to_device(Stream& stream, void* device, const void* h
   CudaStream& target = own(stream);
   issue(target, [=, core = &target.core()] {
     if (count == 0) return;
-    check_cuda(gather_rows(device, on_device(host_base), static_cast<const int32_t*>(on_device(rows)), count, row_bytes,
-                           core->handle()),
-               "gather_rows");
+    const void* base = on_device(host_base);
+    const auto* list = static_cast<const int32_t*>(on_device(rows));
+    if (base != nullptr && list != nullptr) {
+      return check_cuda(gather_rows(device, base, list, count, row_bytes, core->handle()), "gather_rows");
+    }
+    for (int64_t i = 0; i < count; ++i) {  // not registered: a copy each
+      check_cuda(cudaMemcpyAsync(static_cast<char*>(device) + i * row_bytes,
+                                 static_cast<const char*>(host_base) + rows[i] * row_bytes,
+                                 static_cast<size_t>(row_bytes), cudaMemcpyHostToDevice, core->handle()),
+                 "cudaMemcpyAsync");
+    }
   });
 }
 

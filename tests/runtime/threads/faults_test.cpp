@@ -92,6 +92,19 @@ class Faults : public ::testing::Test {
   std::mt19937 random_{3};
 };
 
+TEST_F(Faults, MemoryThatCannotBePinnedIsANoteAndChangesNothing) {
+  const Plan plan = plans().front().plan;
+  Disturbance refusing(1);
+  refusing.refuse_registration = true;
+  const RunResult expected = training_.run(plan, training_.train(), kSteps);
+  const RunResult result =
+      training_.run(plan, training_.train(), kSteps, [&](Backend& backend) { refusing.wrap(backend); });
+  EXPECT_TRUE(expected.notes.empty());
+  ASSERT_FALSE(result.notes.empty());
+  EXPECT_THAT(result.notes.front(), AllOf(HasSubstr("refuses to pin"), HasSubstr("goes on")));
+  EXPECT_TRUE(result.state == expected.state);
+}
+
 TEST_F(Faults, InEveryKindOfTaskAreOneErrorAndNoHang) {
   std::set<TaskKind> seen;
   uint32_t seed = 0;
@@ -145,7 +158,7 @@ class UnderWay {
         state_(graph_.layout),
         backend_(make_plain_backend(training.model(), graph_.layout, plan)) {
     disturbance.wrap(backend_);
-    executor_.emplace(graph_, backend_, state_, disturbance.pool_hook());
+    executor_.emplace(graph_, backend_, state_, ExecutorOptions{.before_pool_task = disturbance.pool_hook()});
     for (int64_t step = 0; step < 2; ++step) {
       StepInput input;
       input.step = step;

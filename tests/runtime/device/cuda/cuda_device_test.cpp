@@ -19,6 +19,7 @@ using test::hold;
 using test::PinnedFlag;
 using test::PinnedVector;
 using testing::AllOf;
+using testing::ElementsAre;
 using testing::HasSubstr;
 
 class CudaDeviceTest : public test::NeedsGpu<testing::TestWithParam<bool>> {
@@ -199,6 +200,17 @@ TEST_P(CudaDeviceTest, GathersRows) {
     }
     for (int64_t i = kPicked * row_bytes; i < memory.bytes(); ++i) ASSERT_EQ(got[static_cast<size_t>(i)], 0);
   }
+}
+
+TEST_P(CudaDeviceTest, GathersRowsOfMemoryThatIsNotPinned) {
+  CudaDevice device(options());
+  auto stream = device.create_stream("h2d");
+  const std::vector<uint16_t> matrix{1, 2, 3, 4, 5, 6};
+  const std::vector<int32_t> rows{2, 0};
+  DeviceMemory memory = device.allocate(2 * 4, "rows");
+  device.copy_rows_to_device(*stream, memory.data(), matrix.data(), rows.data(), 2, 4);
+  device.synchronize(*stream);
+  EXPECT_THAT(test::download<uint16_t>(memory), ElementsAre(5, 6, 1, 2));
 }
 
 TEST_P(CudaDeviceTest, EventNeverRecordedIsComplete) {

@@ -5,6 +5,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <future>
@@ -104,25 +105,79 @@ std::vector<int> cores_of_workers(UpdatePool& pool) {
 TEST(UpdatePool, WorkersAreTiedToTheirCores) {
   std::vector<int> cores = allowed_cores();
   std::reverse(cores.begin(), cores.end());
-  UpdatePool tied(static_cast<int>(cores.size()), no_error, cores);
+  std::vector<WorkerPlace> places;
+  for (const int core : cores) places.push_back({core, 0});
+  UpdatePool tied(static_cast<int>(cores.size()), no_error, places);
   EXPECT_EQ(cores_of_workers(tied), cores);
-  EXPECT_THROW(UpdatePool(2, no_error, {cores[0]}), std::logic_error);
+  EXPECT_THROW(UpdatePool(2, no_error, {{cores[0], 0}}), std::logic_error);
 }
 
 TEST(UpdatePool, AWorkerWhoseCoreIsNotThereRunsElsewhere) {
-  UpdatePool pool(1, no_error, {CPU_SETSIZE - 1});
+  UpdatePool pool(1, no_error, {{CPU_SETSIZE - 1, 0}});
   std::latch done(1);
   pool.submit(0, 0, [&](int) { done.count_down(); });
   done.wait();
 }
 
-TEST(WorkerCores, AreTheLastAndLeaveTheOthersTheirs) {
-  EXPECT_THAT(worker_cores({0, 1, 2, 3}, 2, 1), testing::ElementsAre(2, 3));
-  EXPECT_THAT(worker_cores({0, 1, 2, 3}, 2, 2), testing::ElementsAre(2, 3));
-  EXPECT_THAT(worker_cores({4, 6, 9}, 1, 2), testing::ElementsAre(9));
-  EXPECT_THAT(worker_cores({0, 1, 2, 3}, 3, 2), testing::IsEmpty());
-  EXPECT_THAT(worker_cores({0, 1}, 2, 1), testing::IsEmpty());
-  EXPECT_THAT(worker_cores({}, 1, 1), testing::IsEmpty());
+// Two nodes on the cores that there are: node 1's worker prefers its own tasks, and takes the other's before it idles.
+TEST(UpdatePool, WorkersTakeTheirNodesTasksFirst) {
+  const int core = allowed_cores().front();
+  UpdatePool pool(2, no_error, {{core, 0}, {core, 1}});
+  std::latch both(2), early(1), others(5), done(6);
+  std::array<std::latch, 2> open{std::latch(1), std::latch(1)};  // by worker
+  std::array<std::vector<std::string>, 2> ran;
+  for (const int node : {0, 1}) {
+    pool.submit(
+        -1, 0,
+        [&](int worker) {
+          both.count_down();
+          open[static_cast<size_t>(worker)].wait();
+        },
+        node);
+  }
+  both.wait();  // both workers are busy
+  const auto submit = [&](int32_t need, int node, const std::string& name) {
+    pool.submit(
+        0, need,
+        [&, name](int worker) {
+          ran[static_cast<size_t>(worker)].push_back(name);
+          // Its worker stays with it until the other has done all the rest.
+          if (name == "0 early") {
+            early.count_down();
+            others.wait();
+          } else {
+            others.count_down();
+          }
+          done.count_down();
+        },
+        node);
+  };
+  submit(2, 0, "0 late");
+  submit(1, 0, "0 early");
+  submit(9, 1, "1 latest");
+  submit(8, 1, "1 late");
+  submit(7, 1, "1 early");
+  submit(6, 7, "0 for a node without workers");
+  open[0].count_down();
+  early.wait();
+  open[1].count_down();
+  done.wait();
+  EXPECT_THAT(ran[0], testing::ElementsAre("0 early"));
+  EXPECT_THAT(ran[1], testing::ElementsAre("1 early", "1 late", "1 latest", "0 late", "0 for a node without workers"));
+}
+
+TEST(WorkerPlaces, AreTheLastOfEachNodeAndLeaveTheOthersTheirs) {
+  const std::vector<NumaNode> one{{0, {0, 1, 2, 3}}}, odd{{0, {4, 6, 9}}}, two{{0, {0, 1, 4, 5}}, {1, {2, 3, 6, 7}}};
+  const auto places = [](std::vector<WorkerPlace> list) { return list; };
+  EXPECT_EQ(worker_places(one, 2, 1), places({{2, 0}, {3, 0}}));
+  EXPECT_EQ(worker_places(one, 2, 2), places({{2, 0}, {3, 0}}));
+  EXPECT_EQ(worker_places(odd, 1, 2), places({{9, 0}}));
+  EXPECT_EQ(worker_places(two, 4, 2), places({{4, 0}, {5, 0}, {6, 1}, {7, 1}}));
+  EXPECT_EQ(worker_places(two, 3, 2), places({{5, 0}, {6, 1}, {7, 1}}));
+  EXPECT_EQ(worker_places(two, 8, 0).size(), 8u);
+  EXPECT_TRUE(worker_places(one, 3, 2).empty());
+  EXPECT_TRUE(worker_places({{0, {0, 1}}}, 2, 1).empty());
+  EXPECT_TRUE(worker_places({{0, {}}}, 1, 1).empty());
 }
 
 // Random tasks that submit what depends on them, with random delays, until one throws, somebody aborts, or all have
