@@ -11,18 +11,12 @@ namespace {
 // Events closer than this are one event: symmetric ranks finish together whatever rounding did to them.
 constexpr double kSameTime = 1e-12;
 
-std::vector<double> capacities(std::span<const Resource> resources) {
-  std::vector<double> values;
-  for (const Resource& resource : resources) values.push_back(resource.capacity);
-  return values;
-}
-
 }  // namespace
 
 StepEngine::StepEngine(const StepGraph& graph, std::span<const TaskCost> costs, std::span<const Resource> resources)
     : graph_(&graph),
       costs_(costs),
-      sharing_(capacities(resources)),
+      sharing_(resources),
       successors_(invert(graph.tasks, &Task::deps)),
       next_step_successors_(invert(graph.tasks, &Task::previous_deps)),
       lanes_(graph.lanes.empty() ? 0 : graph.lanes.size() - 1),
@@ -66,7 +60,7 @@ void StepEngine::index_groups() {
 }
 
 // Leaves out the resources that can never be full: those that suffice even when every lane and worker runs its most
-// demanding task.
+// demanding task. Others may still lose capacity to them.
 void StepEngine::index_loads(std::span<const TaskCost> costs, std::span<const Resource> resources) {
   const auto full_rate = [](const TaskCost& cost, const Demand& demand) { return demand.amount / cost.solo_s; };
   std::vector<double> most(resources.size(), 0), in_lane(resources.size());
@@ -82,11 +76,15 @@ void StepEngine::index_loads(std::span<const TaskCost> costs, std::span<const Re
     }
     for (size_t r = 0; r < most.size(); ++r) most[r] += in_lane[r];
   }
+  std::vector<bool> counts(resources.size());
+  for (size_t r = 0; r < resources.size(); ++r) counts[r] = most[r] > resources[r].least_capacity() * (1 + 1e-12);
+  for (size_t r = 0; r < resources.size(); ++r) {
+    for (const Loss& loss : resources[r].losses) counts[static_cast<size_t>(loss.beside)] = true;
+  }
   std::vector<size_t> begin{0};
   for (const TaskCost& cost : costs) {
     for (const Demand& demand : cost.demands) {
-      const auto resource = static_cast<size_t>(demand.resource);
-      if (most[resource] > resources[resource].capacity * (1 + 1e-12)) {
+      if (counts[static_cast<size_t>(demand.resource)]) {
         loads_.push_back({demand.resource, full_rate(cost, demand)});
       }
     }

@@ -30,6 +30,11 @@ void demand(TaskCost& cost, const std::vector<Resource>& resources, ResourceId i
   cost.solo_s = std::max(cost.solo_s, amount / capacity);
 }
 
+std::vector<Loss> losses(std::vector<Loss> all) {
+  std::erase_if(all, [](const Loss& loss) { return loss.share == 0; });
+  return all;
+}
+
 double host_bytes(const Work& work) { return static_cast<double>(work.host_read_bytes + work.host_write_bytes); }
 
 }  // namespace
@@ -41,12 +46,15 @@ CostModel::CostModel(const StepGraph& graph, const HardwareSpec& hardware)
   resources_ = {{"root h2d", pcie.root_h2d_gbps * kGiga},
                 {"root d2h", pcie.root_d2h_gbps * kGiga},
                 {"host DRAM", host.dram_gbps * kGiga},
-                {"CPU streaming", host.cpu_stream_gbps * kGiga},
+                {"CPU streaming", host.cpu_stream_gbps * kGiga,
+                 losses({{id(Shared::root_h2d), host.stream_loss_h2d}, {id(Shared::root_d2h), host.stream_loss_d2h}})},
                 {"CPU cores", static_cast<double>(host.cores)}};
   for (int rank = 0; rank < graph.ranks(); ++rank) {
     resources_.push_back({fmt::format("rank {} compute units", rank), 1.0});
-    resources_.push_back({fmt::format("rank {} h2d link", rank), pcie.h2d.gbps * kGiga});
-    resources_.push_back({fmt::format("rank {} d2h link", rank), pcie.d2h.gbps * kGiga});
+    resources_.push_back({fmt::format("rank {} h2d link", rank), pcie.h2d.gbps * kGiga,
+                          losses({{id(Shared::cpu_stream), pcie.h2d_loss}})});
+    resources_.push_back({fmt::format("rank {} d2h link", rank), pcie.d2h.gbps * kGiga,
+                          losses({{id(Shared::cpu_stream), pcie.d2h_loss}})});
     resources_.push_back({fmt::format("rank {} duplex link", rank), pcie.duplex_gbps * kGiga});
   }
 }
@@ -164,8 +172,9 @@ double CostModel::worker_s(const Task& task) const {
     return bytes > 0 ? bytes / (needed(host.source_gbps, "host.source_gbps") * kGiga) : 0;
   }
   if (elements <= 0) return 0;
-  const double rate = task.kind == TaskKind::norm ? needed(host.norm_elements_per_s, "host.norm_elements_per_s")
-                                                  : needed(host.adam_elements_per_s, "host.adam_elements_per_s");
+  const double rate = task.kind == TaskKind::norm
+                          ? needed(host.norm_elements_per_s, "host.norm_elements_per_s")
+                          : needed(host.update_elements_per_s(task.part), "host.adam_elements_per_s");
   double seconds = elements / rate;
   if (task.kind == TaskKind::update && graph_->plan.update == UpdatePolicy::eager) {
     // The norm is computed in the same pass (for the log), from gradients in the core's cache.
