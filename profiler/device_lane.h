@@ -28,6 +28,14 @@ class DeviceLane {
   }
   // Waits for it; rethrows the failure of asynchronous work.
   void finish() { device_->synchronize(*stream_); }
+  // Waits as finish() does, but keeps a failure to itself: for destructors.
+  void drain() noexcept {
+    try {
+      finish();
+    } catch (...) {
+      // The failure has been, or will be, thrown to whoever waits for the work's result.
+    }
+  }
   double start_s() const { return device_->timestamp(*start_); }
   double end_s() const { return device_->timestamp(*end_); }
   double seconds() const { return end_s() - start_s(); }

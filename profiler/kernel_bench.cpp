@@ -10,111 +10,156 @@
 namespace slidedp {
 namespace {
 
-constexpr int64_t kPatternElements = 1 << 20;
-constexpr int64_t kMostHeadChunk = 1024;  // tokens whose logits exist at once
+DType compute_type(const ProbeContext& context) { return context.on_host() ? DType::fp32 : DType::bf16; }
 
-Plan one_rank_plan(const std::string& backend, int64_t tokens) {
+// Tokens whose logits exist at once: on a device what the planner prefers.
+int64_t most_head_chunk(const ProbeContext& context) { return context.on_host() ? 1024 : 4096; }
+
+Plan one_rank_plan(const ProbeContext& context, const KernelShape& shape) {
   Plan plan;
-  plan.backend = backend;
+  plan.backend = context.backend;
   plan.ranks = 1;
   plan.activation = {ActivationPolicy::keep};
-  plan.compute = DType::fp32;
+  plan.compute = compute_type(context);
   plan.accumulator = DType::fp32;
-  plan.seq = tokens;
-  plan.micro_batch_rows = 1;
-  plan.head_chunk_tokens = std::min(tokens, kMostHeadChunk);
+  plan.seq = shape.seq;
+  plan.micro_batch_rows = shape.rows;
+  plan.head_chunk_tokens = std::min(shape.tokens(), most_head_chunk(context));
   plan.threads.compute_per_rank = 1;
   return plan;
 }
 
 int64_t vocabulary_bytes(const ModelSpec& model) { return model.vocabulary * model.hidden * (2 + 4); }
 
+// From a small one to as many tokens as there are in a row of a small step.
+std::vector<KernelShape> host_shapes(const ModelSpec& model, bool quick) {
+  constexpr double kMostFlops = 2e10;  // about a third of a second on one CPU core
+  int64_t first = 64;
+  while (first > 8 && 3 * layer_forward_flops(model, 1, first) > kMostFlops) first /= 2;
+  first = std::max(std::min(first, model.max_position / 4), int64_t{1});
+  const int64_t last = std::min<int64_t>(quick ? 256 : 1024, model.max_position);
+  std::vector<KernelShape> shapes;
+  for (int64_t tokens = first; tokens <= last; tokens *= 2) shapes.push_back({1, tokens});
+  return shapes;
+}
+
 }  // namespace
 
-ModelSpec measured_model(const ModelSpec& model) {
-  ModelSpec measured = model;
+ModelSpec measured_model(const ProbeContext& context) {
+  ModelSpec measured = context.model;
   measured.layers = 1;
-  const int64_t rows = std::max(kMostMatrixElements / model.hidden / kBlockElements, int64_t{1}) * kBlockElements;
-  measured.vocabulary = std::min(model.vocabulary, rows);
+  if (context.on_host()) {
+    const int64_t rows = std::max(kMostMatrixElements / measured.hidden / kBlockElements, int64_t{1}) * kBlockElements;
+    measured.vocabulary = std::min(measured.vocabulary, rows);
+  }
   return measured;
 }
 
-int64_t bench_bytes(const ModelSpec& model, int64_t tokens) {
+std::vector<KernelShape> kernel_shapes(const ProbeContext& context, const ModelSpec& model) {
+  if (context.on_host()) return host_shapes(model, context.quick);
+  const int64_t seq = std::min<int64_t>(4096, model.max_position);
+  std::vector<KernelShape> shapes{{1, std::max<int64_t>(seq / 4, 1)}, {1, seq}, {4, seq}, {8, seq}};
+  if (!context.quick) shapes = {shapes[0], {1, std::max<int64_t>(seq / 2, 1)}, {1, seq}, {2, seq}, {4, seq}, {8, seq}};
+  // Two at least: what does not fit then is why the probe is waived.
+  while (shapes.size() > 2 && bench_bytes(context, model, shapes.back()) > context.device_available_bytes) {
+    shapes.pop_back();
+  }
+  return shapes;
+}
+
+int64_t bench_bytes(const ProbeContext& context, const ModelSpec& model, const KernelShape& shape) {
   const ModelLayout layout = make_layout(model);
-  const Plan plan = one_rank_plan("cpu", tokens);
+  const DType type = compute_type(context);
   return layout.elements * (2 + 4) + (model.tied ? vocabulary_bytes(model) : 0) +
-         saved_layout(model, tokens, DType::fp32, ActivationPolicy::keep).bytes +
-         3 * hidden_bytes(model, tokens, DType::fp32) + temporary_bytes(model, plan);
+         saved_layout(model, shape.tokens(), type, ActivationPolicy::keep).bytes +
+         4 * hidden_bytes(model, shape.tokens(), type) + temporary_bytes(model, one_rank_plan(context, shape));
 }
 
-int64_t first_token_count(const ModelSpec& model) {
-  constexpr double kMostFlops = 2e10;  // about a third of a second on one CPU core
-  int64_t tokens = 64;
-  while (tokens > 8 && 3 * layer_forward_flops(model, 1, tokens) > kMostFlops) tokens /= 2;
-  return std::max(std::min(tokens, model.max_position / 4), int64_t{1});
+Backend kernel_backend(const ProbeContext& context, const ModelSpec& model, const KernelShape& shape) {
+  return make_backend(model, make_layout(model), one_rank_plan(context, shape), 0);
 }
 
-int64_t last_token_count(const ModelSpec& model, bool quick) {
-  return std::min<int64_t>(quick ? 256 : 1024, model.max_position);
+void fill_random(Device& device, Stream& stream, const DeviceMemory& memory, DType type) {
+  std::mt19937 random(1);
+  std::uniform_real_distribution<float> value(-0.05f, 0.05f);
+  const int64_t size = size_of(type);
+  std::vector<std::byte> pattern(static_cast<size_t>(std::min(kFillElements * size, memory.bytes())));
+  const auto elements = static_cast<int64_t>(pattern.size()) / size;
+  for (int64_t i = 0; i < elements; ++i) {
+    const uint32_t bits = std::bit_cast<uint32_t>(value(random));
+    if (type == DType::bf16) {
+      reinterpret_cast<uint16_t*>(pattern.data())[i] = static_cast<uint16_t>(bits >> 16);
+    } else {
+      reinterpret_cast<uint32_t*>(pattern.data())[i] = bits;
+    }
+  }
+  for (int64_t begin = 0; begin < memory.bytes(); begin += static_cast<int64_t>(pattern.size())) {
+    const int64_t bytes = std::min(static_cast<int64_t>(pattern.size()), memory.bytes() - begin);
+    device.copy_to_device(stream, static_cast<std::byte*>(memory.data()) + begin, pattern.data(), bytes);
+  }
+  device.synchronize(stream);
 }
 
-KernelBench::KernelBench(const ProbeContext& context, const ModelSpec& measured, int64_t tokens)
+KernelBench::KernelBench(const ProbeContext& context, const ModelSpec& measured, const KernelShape& shape)
     : model_(measured),
       layout_(make_layout(measured)),
-      tokens_(tokens),
-      backend_(make_backend(model_, layout_, one_rank_plan(context.backend, tokens), 0)),
+      shape_(shape),
+      hidden_type_(compute_type(context)),
+      calls_(context.on_host() ? 1 : 4),
+      backend_(kernel_backend(context, measured, shape)),
       device_(backend_.devices.front().get()),
-      lane_(std::make_unique<DeviceLane>(*device_, "compute")),
-      pattern_bf16_(kPatternElements),
-      pattern_fp32_(kPatternElements) {
-  // Values of the size that real ones have: no denormals, no infinities, and never all alike.
-  std::mt19937 random(1);
-  std::uniform_real_distribution<float> weight(-0.05f, 0.05f), gradient(-1e-2f, 1e-2f);
-  for (uint16_t& value : pattern_bf16_) value = static_cast<uint16_t>(std::bit_cast<uint32_t>(weight(random)) >> 16);
-  for (float& value : pattern_fp32_) value = gradient(random);
-  const int64_t hidden = tokens * model_.hidden;
-  hidden_in_ = filled(hidden, DType::fp32);
-  hidden_out_ = filled(hidden, DType::fp32);
-  hidden_gradient_ = filled(hidden, DType::fp32);
+      lane_(std::make_unique<DeviceLane>(*device_, "compute")) {
+  for (int i = 0; i < calls_; ++i) {
+    layer_events_.push_back({device_->create_event(), device_->create_event(), device_->create_event()});
+  }
+  const int64_t hidden = shape_.tokens() * model_.hidden;
+  for (DeviceMemory* memory : {&hidden_in_, &hidden_out_, &hidden_gradient_, &fresh_gradient_}) {
+    *memory = filled(hidden, hidden_type_);
+  }
   loss_ = device_->allocate(sizeof(double), "kernel probe's loss");
+  fill_batch();
+}
+
+DeviceMemory KernelBench::filled(int64_t elements, DType type) {
+  DeviceMemory memory = device_->allocate(elements * size_of(type), "kernel probe's tensor");
+  fill_random(*device_, lane_->stream(), memory, type);
+  return memory;
+}
+
+void KernelBench::fill_batch() {
+  const int64_t tokens = shape_.tokens();
+  std::mt19937 random(2);
   std::uniform_int_distribution<int32_t> token(0, static_cast<int32_t>(model_.vocabulary - 1));
   std::vector<int32_t> batch(static_cast<size_t>(3 * tokens));
   for (int64_t t = 0; t < tokens; ++t) {
     batch[static_cast<size_t>(t)] = token(random);
     batch[static_cast<size_t>(tokens + t)] = token(random);
-    batch[static_cast<size_t>(2 * tokens + t)] = static_cast<int32_t>(t);
+    batch[static_cast<size_t>(2 * tokens + t)] = static_cast<int32_t>(t % shape_.seq);
   }
+  for (int64_t row = 0; row < shape_.rows; ++row) document_starts_.push_back(static_cast<int32_t>(row * shape_.seq));
   batch_ = device_->allocate(3 * tokens * 4, "kernel probe's tokens");
   device_->copy_to_device(lane_->stream(), batch_.data(), batch.data(), batch_.bytes());
   device_->synchronize(lane_->stream());
 }
 
-DeviceMemory KernelBench::filled(int64_t elements, DType type) {
-  DeviceMemory memory = device_->allocate(elements * size_of(type), "kernel probe's tensor");
-  const void* pattern = type == DType::bf16 ? static_cast<const void*>(pattern_bf16_.data()) : pattern_fp32_.data();
-  for (int64_t begin = 0; begin < elements; begin += kPatternElements) {
-    const int64_t count = std::min(kPatternElements, elements - begin);
-    void* to = static_cast<std::byte*>(memory.data()) + begin * size_of(type);
-    device_->copy_to_device(lane_->stream(), to, pattern, count * size_of(type));
-  }
-  device_->synchronize(lane_->stream());
-  return memory;
-}
-
 MicroBatch KernelBench::make_batch() {
   const auto* tokens = static_cast<const int32_t*>(batch_.data());
   MicroBatch batch;
-  batch.rows = 1;
-  batch.seq = tokens_;
+  batch.rows = shape_.rows;
+  batch.seq = shape_.seq;
   batch.ids = tokens;
-  batch.targets = tokens + tokens_;
-  batch.positions = tokens + 2 * tokens_;
+  batch.targets = tokens + shape_.tokens();
+  batch.positions = tokens + 2 * shape_.tokens();
   batch.document_starts = document_starts_;
   return batch;
 }
 
 double KernelBench::time(const std::function<void()>& work) {
-  return timed(*lane_, [&](Device& device, Stream& stream) { device.launch(stream, work); });
+  return timed(*lane_,
+               [&](Device& device, Stream& stream) {
+                 for (int i = 0; i < calls_; ++i) device.launch(stream, work);
+               }) /
+         calls_;
 }
 
 double KernelBench::embedding_forward() {
@@ -127,7 +172,7 @@ double KernelBench::embedding_forward() {
 double KernelBench::embedding_backward(bool first) {
   if (embedding_gradients_.data() == nullptr) embedding_gradients_ = filled(layout_.embedding().elements, DType::fp32);
   return time([&] {
-    backend_.compute.front()->embedding_backward(make_batch(), hidden_gradient_.data(), embedding_gradients_.data(),
+    backend_.compute.front()->embedding_backward(make_batch(), fresh_gradient_.data(), embedding_gradients_.data(),
                                                  model_.vocabulary, first);
   });
 }
@@ -137,34 +182,49 @@ std::vector<double> KernelBench::layer() {
   if (layer_weights_.data() == nullptr) {
     layer_weights_ = filled(unit.elements, DType::bf16);
     layer_gradients_ = filled(unit.elements, DType::fp32);
-    saved_ = device_->allocate(saved_layout(model_, tokens_, DType::fp32, ActivationPolicy::keep).bytes,
+    saved_ = device_->allocate(saved_layout(model_, shape_.tokens(), hidden_type_, ActivationPolicy::keep).bytes,
                                "kernel probe's activations");
   }
   Compute& compute = *backend_.compute.front();
-  // Backward works in place: without a fresh gradient each time, repeats would run on ever smaller numbers.
-  const int64_t hidden = tokens_ * model_.hidden;
-  for (int64_t begin = 0; begin < hidden; begin += kPatternElements) {
-    device_->copy_to_device(lane_->stream(), static_cast<float*>(hidden_gradient_.data()) + begin, pattern_fp32_.data(),
-                            4 * std::min(kPatternElements, hidden - begin));
+  Stream& stream = lane_->stream();
+  for (const LayerEvents& events : layer_events_) {
+    // Backward works in place: without a fresh gradient each time, repeats would run on ever smaller numbers.
+    device_->launch(stream, [&] {
+      compute.cast(fresh_gradient_.data(), hidden_type_, hidden_gradient_.data(), hidden_type_,
+                   shape_.tokens() * model_.hidden);
+    });
+    device_->record(stream, *events.begin);
+    device_->launch(stream, [&] {
+      compute.layer_forward(0, layer_weights_.data(), make_batch(), hidden_in_.data(), saved_.data(),
+                            hidden_out_.data());
+    });
+    device_->record(stream, *events.middle);
+    device_->launch(stream, [&] {
+      compute.layer_backward(0, layer_weights_.data(), make_batch(), hidden_in_.data(), saved_.data(),
+                             hidden_gradient_.data(), layer_gradients_.data(), true);
+    });
+    device_->record(stream, *events.end);
   }
-  const double forward = time([&] {
-    compute.layer_forward(0, layer_weights_.data(), make_batch(), hidden_in_.data(), saved_.data(), hidden_out_.data());
-  });
-  const double backward = time([&] {
-    compute.layer_backward(0, layer_weights_.data(), make_batch(), hidden_in_.data(), saved_.data(),
-                           hidden_gradient_.data(), layer_gradients_.data(), true);
-  });
-  return {forward, backward};
+  device_->synchronize(stream);
+  double forward = 0, backward = 0;
+  for (const LayerEvents& events : layer_events_) {
+    const double middle = device_->timestamp(*events.middle);
+    forward += middle - device_->timestamp(*events.begin);
+    backward += device_->timestamp(*events.end) - middle;
+  }
+  return {forward / calls_, backward / calls_};
 }
 
 double KernelBench::head() {
   if (head_weights_.data() == nullptr) {
     head_weights_ = filled(layout_.head().elements, DType::bf16);
     head_gradients_ = filled(layout_.head().elements, DType::fp32);
-    if (model_.tied) {
-      embedding_weights_ = filled(layout_.embedding().elements, DType::bf16);
-      embedding_gradients_ = filled(layout_.embedding().elements, DType::fp32);
-    }
+  }
+  if (model_.tied && embedding_weights_.data() == nullptr) {
+    embedding_weights_ = filled(layout_.embedding().elements, DType::bf16);
+  }
+  if (model_.tied && embedding_gradients_.data() == nullptr) {
+    embedding_gradients_ = filled(layout_.embedding().elements, DType::fp32);
   }
   const void* vocabulary = model_.tied ? embedding_weights_.data() : nullptr;
   void* vocabulary_gradients = model_.tied ? embedding_gradients_.data() : nullptr;

@@ -11,24 +11,39 @@
 
 namespace slidedp {
 
-// The model as the kernel probes measure it: one layer, and a vocabulary cut to what makes a matrix of at most
-// kMostMatrixElements (the head's time is proportional to it, and the flops are counted for the cut one).
+// The model as the kernel probes measure it: one layer, and on the CPU backend a vocabulary cut to what makes a matrix
+// of at most kMostMatrixElements (the head's time is proportional to it, and the flops are counted for the cut one).
 inline constexpr int64_t kMostMatrixElements = int64_t{64} << 20;
-ModelSpec measured_model(const ModelSpec& model);
+ModelSpec measured_model(const ProbeContext& context);
 
-// Bytes that a bench for `tokens` tokens needs, upper bound.
-int64_t bench_bytes(const ModelSpec& measured, int64_t tokens);
+// One micro-batch: `rows` rows of one document each.
+struct KernelShape {
+  int64_t rows = 1, seq = 0;
+  int64_t tokens() const { return rows * seq; }
+};
 
-// Token counts to measure at: doubling from a small one; the caller stops when its time is spent.
-int64_t first_token_count(const ModelSpec& measured);
-int64_t last_token_count(const ModelSpec& measured, bool quick);
+// Shapes to measure at, by tokens: on the CPU backend one row, doubling from a small one; on a device up to several
+// whole rows, as far as its memory goes.
+std::vector<KernelShape> kernel_shapes(const ProbeContext& context, const ModelSpec& measured);
 
-// Device memory and the compute object for one micro-batch of one row of `tokens` tokens. One intra-op thread.
+// Bytes of the rank's device that a bench needs, upper bound.
+int64_t bench_bytes(const ProbeContext& context, const ModelSpec& measured, const KernelShape& shape);
+
+// One rank with its compute object for micro-batches of this shape, one intra-op thread.
+Backend kernel_backend(const ProbeContext& context, const ModelSpec& measured, const KernelShape& shape);
+
+// Values of the size that real ones have: no denormals, no infinities, and never all alike (a GPU takes less power, and
+// is faster, on zeros). The same ones every kFillElements.
+inline constexpr int64_t kFillElements = int64_t{1} << 20;
+void fill_random(Device& device, Stream& stream, const DeviceMemory& memory, DType type);
+
+// Device memory and the compute object for one micro-batch.
 class KernelBench {
  public:
-  KernelBench(const ProbeContext& context, const ModelSpec& measured, int64_t tokens);
+  KernelBench(const ProbeContext& context, const ModelSpec& measured, const KernelShape& shape);
 
-  // Seconds of one call, in stream order on the device.
+  // Seconds of one call, in stream order on the device; the mean of several in a row where the device runs ahead of the
+  // thread that launches.
   double embedding_forward();
   double embedding_backward(bool first);
   // Forward, then backward of what it saved: {forward, backward}.
@@ -36,20 +51,25 @@ class KernelBench {
   double head();
 
  private:
+  struct LayerEvents {
+    std::unique_ptr<Event> begin, middle, end;
+  };
   DeviceMemory filled(int64_t elements, DType type);
   MicroBatch make_batch();
+  void fill_batch();
   double time(const std::function<void()>& work);
 
   ModelSpec model_;
   ModelLayout layout_;
-  int64_t tokens_;
+  KernelShape shape_;
+  DType hidden_type_;
+  int calls_;  // in a row
   Backend backend_;
   Device* device_ = nullptr;
   std::unique_ptr<DeviceLane> lane_;
-  std::vector<uint16_t> pattern_bf16_;  // host copies that fill() takes its values from
-  std::vector<float> pattern_fp32_;
-  std::vector<int32_t> document_starts_{0};
-  DeviceMemory batch_, hidden_in_, hidden_out_, hidden_gradient_, loss_;
+  std::vector<int32_t> document_starts_;
+  std::vector<LayerEvents> layer_events_;
+  DeviceMemory batch_, hidden_in_, hidden_out_, hidden_gradient_, fresh_gradient_, loss_;
   // Allocated by the first call that needs them.
   DeviceMemory embedding_weights_, embedding_gradients_, layer_weights_, layer_gradients_, saved_, head_weights_,
       head_gradients_;

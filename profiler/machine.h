@@ -13,6 +13,7 @@ struct MachineIdentity {
   int cores = 0;                 // that this process may run on (affinity mask)
   int64_t memory_bytes = 0;      // physical, or the cgroup's limit if that is smaller
   int64_t last_level_cache = 0;  // bytes; 0 if unknown
+  std::string gpu = {};          // name of the first one; empty if none is used
 };
 
 MachineIdentity identify_machine();

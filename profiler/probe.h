@@ -21,10 +21,12 @@ struct ProbeContext {
   ModelSpec model;  // gives the kernels' shapes
   std::string backend = "cpu";
   int ranks = 2;
-  int cores = 1;                    // that this process may use
-  int64_t memory_bytes = 0;         // of the host, or what its cgroup allows
-  int64_t available_bytes = 0;      // that this process may still allocate
-  int64_t device_memory_bytes = 0;  // budget of a rank; 0 = a fair share, see the machine probe
+  int cores = 1;                       // that this process may use
+  int64_t memory_bytes = 0;            // of the host, or what its cgroup allows
+  int64_t available_bytes = 0;         // that this process may still allocate
+  int64_t device_memory_bytes = 0;     // budget of a rank as wished; 0 = see the machine probe
+  int64_t device_total_bytes = 0;      // memory of a rank's own device; 0 on the CPU backend
+  int64_t device_available_bytes = 0;  // that one rank may allocate on its device (CPU backend: of the host)
   bool quick = false;
   // Buffers that stand for host state, in bytes: large, because smaller ones sit in the last-level cache.
   int64_t rolling_bytes = 0;
@@ -32,6 +34,8 @@ struct ProbeContext {
   double probe_seconds = 0;
   const std::atomic<bool>* stop = nullptr;
 
+  // Ranks are threads of this host, without devices of their own.
+  bool on_host() const { return backend == "cpu"; }
   // A harness whose measurements share the probe's time.
   Harness harness(int measurements) const;
 };

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kKiB = 1024, kMiB = 1024 * kKiB;
 
-// The ranks that a plan for this machine would use come first; a collective needs two at least.
+// What a plan for this machine would use; a collective needs two at least. CPU ranks can be made at will.
 int planned_ranks(const ProbeContext& context) { return std::max(context.ranks, 2); }
 
 enum class Operation { all_gather, reduce_scatter, broadcast };
@@ -29,11 +29,19 @@ class CollectiveProbe final : public Probe {
                                                : "bus bandwidth = bytes * (N - 1) / N / time");
   }
 
+  std::optional<std::string> waived(const ProbeContext& context) const override {
+    if (context.on_host() || context.ranks > 1) return std::nullopt;
+    return "one GPU has nobody to exchange data with";
+  }
+
   std::vector<Measurement> run(const ProbeContext& context) const override {
     std::set<int> rank_counts{planned_ranks(context)};
     if (!context.quick) rank_counts.insert({2, 4});
+    // Each GPU rank needs a GPU.
+    if (!context.on_host()) std::erase_if(rank_counts, [&](int ranks) { return ranks > context.ranks; });
     std::vector<int64_t> sizes{64 * kKiB, 256 * kKiB, kMiB, 4 * kMiB, 16 * kMiB};
     if (!context.quick) sizes.push_back(64 * kMiB);
+    if (!context.on_host()) sizes.push_back(256 * kMiB);
     const Harness harness = context.harness(static_cast<int>(rank_counts.size() * sizes.size()));
     std::vector<Measurement> result;
     for (int ranks : rank_counts) {

@@ -3,67 +3,19 @@
 #include <limits>
 
 #include "model/base/format.h"
-#include "profiler/device_lane.h"
+#include "profiler/copier.h"
 #include "profiler/probe.h"
-#include "profiler/rolling.h"
 #include "runtime/device/backends.h"
 
 namespace slidedp {
 namespace {
 
-constexpr int64_t kKiB = 1024, kMiB = 1024 * kKiB;
-
-// Registered rolling host memory of one lane. The device must outlive it.
-class RegisteredBuffer {
- public:
-  RegisteredBuffer(Device& device, int64_t bytes) : device_(&device), buffer_(bytes, "a copy probe's host buffer") {
-    device.register_host(buffer_.data(), buffer_.bytes());
-  }
-  ~RegisteredBuffer() { device_->unregister_host(buffer_.data()); }
-  RegisteredBuffer(const RegisteredBuffer&) = delete;
-  RegisteredBuffer& operator=(const RegisteredBuffer&) = delete;
-  void* next(int64_t bytes) { return buffer_.next(bytes); }
-
- private:
-  Device* device_;
-  RollingBuffer buffer_;
-};
+constexpr int64_t kKiB = 1024, kMiB = 1024 * kKiB, kGiB = 1024 * kMiB;
 
 std::optional<std::string> too_little_memory(const ProbeContext& context) {
-  if (context.rolling_bytes / (2 * context.ranks) >= kMiB) return std::nullopt;
+  if (context.rolling_bytes / (4 * context.ranks) >= kMiB) return std::nullopt;
   return fmt::format("only {} of memory may be used", format_bytes(context.rolling_bytes));
 }
-
-enum class Direction { h2d, d2h };
-
-// A lane with its host and device memory, which copies `bytes` a repeat in pieces.
-class Copier {
- public:
-  Copier(Device& device, Direction direction, int64_t host_bytes, int64_t most)
-      : direction_(direction),
-        host_(device, host_bytes),
-        memory_(device.allocate(most, "a copy probe's device buffer")),
-        lane_(device, direction == Direction::h2d ? "h2d" : "d2h") {}
-
-  void issue(int64_t bytes, int pieces) {
-    lane_.issue([&](Device& device, Stream& stream) {
-      for (int i = 0; i < pieces; ++i) {
-        if (direction_ == Direction::h2d) {
-          device.copy_to_device(stream, memory_.data(), host_.next(bytes), bytes);
-        } else {
-          device.copy_to_host(stream, host_.next(bytes), memory_.data(), bytes);
-        }
-      }
-    });
-  }
-  DeviceLane& lane() { return lane_; }
-
- private:
-  Direction direction_;
-  RegisteredBuffer host_;
-  DeviceMemory memory_;
-  DeviceLane lane_;  // last: its stream ends before the memory goes
-};
 
 // From the first start to the last end of all copiers, each copying `pieces` times `bytes`.
 double run_together(std::span<const std::unique_ptr<Copier>> copiers, int64_t bytes, int pieces) {
@@ -89,8 +41,8 @@ class CopyAloneProbe final : public Probe {
 
   std::vector<Measurement> run(const ProbeContext& context) const override {
     std::vector<int64_t> sizes{64 * kKiB, 256 * kKiB, kMiB, 4 * kMiB, 16 * kMiB, 64 * kMiB};
-    if (!context.quick) sizes.push_back(256 * kMiB);
-    std::erase_if(sizes, [&](int64_t bytes) { return bytes > context.rolling_bytes / 2; });
+    if (!context.quick) sizes.insert(sizes.end(), {256 * kMiB, kGiB});
+    std::erase_if(sizes, [&](int64_t bytes) { return bytes > context.rolling_bytes / 4; });
     Backend backend = make_backend(context.backend, 1, 0);
     Copier copier(*backend.devices.front(), h2d_ ? Direction::h2d : Direction::d2h, context.rolling_bytes,
                   sizes.back());
@@ -120,9 +72,11 @@ class CopyAloneProbe final : public Probe {
 // Large copies in a row, so that lanes overlap for nearly all of the time.
 struct Burst {
   int64_t bytes;  // of one copy
-  int pieces = 4;
+  int pieces;
+  // A device starts its lanes one after another, some 10 us apart: its bursts take milliseconds.
   Burst(const ProbeContext& context, int lanes)
-      : bytes(std::min(context.rolling_bytes / lanes / 2, (context.quick ? 16 : 32) * kMiB)) {}
+      : bytes(std::min(context.rolling_bytes / lanes / 2, (context.on_host() ? (context.quick ? 16 : 32) : 64) * kMiB)),
+        pieces(context.on_host() ? 4 : 8) {}
   double total() const { return static_cast<double>(bytes) * pieces; }
 };
 

@@ -11,45 +11,63 @@ namespace {
 
 // A kernel needs two sizes at least, or its fixed cost cannot be told from its rate.
 constexpr int kFewestSizes = 2;
-// Kernels take this many times a probe's usual time: one repeat at a step's own size is long.
-constexpr double kTimeShare = 2.5;
+// Kernels take this many times a probe's usual time: one repeat at a step's own size is long. On a device the last
+// sizes are a step's own, and the time is only there for what is far too slow.
+constexpr double kTimeShare = 2.5, kDeviceTimeShare = 6;
 
-using MeasureAtTokens =
-    std::function<std::vector<Measurement>(KernelBench&, const ModelSpec& measured, int64_t tokens, const Harness&)>;
+using MeasureAtShape = std::function<std::vector<Measurement>(KernelBench&, const ModelSpec& measured,
+                                                              const KernelShape&, const Harness&)>;
 
-// Doubles the token count while the probe's time lasts.
-std::vector<Measurement> over_token_counts(const ProbeContext& context, const MeasureAtTokens& measure) {
-  const ModelSpec measured = measured_model(context.model);
-  const int64_t first = first_token_count(measured), last = last_token_count(measured, context.quick);
+// Brings a GPU to the clock that it holds under this load (training is limited by its power, not by its highest clock),
+// and loads and chooses kernels.
+void warm_up(const ProbeContext& context, const Harness& harness, const std::function<void()>& call) {
+  if (context.on_host()) return;  // the harness's own repeat suffices
+  constexpr int kFewest = 3;
+  const double end = steady_seconds() + (context.quick ? 0.3 : 0.8);
+  for (int i = 0; i < kFewest || steady_seconds() < end; ++i) {
+    harness.check_stop();
+    call();
+  }
+}
+
+// From the smallest shape up while the probe's time lasts.
+std::vector<Measurement> over_shapes(const ProbeContext& context, const MeasureAtShape& measure) {
+  const ModelSpec measured = measured_model(context);
   const Harness harness = context.harness(4);
   const double begin = steady_seconds();
+  const double most = (context.on_host() ? kTimeShare : kDeviceTimeShare) * context.probe_seconds;
   std::vector<Measurement> result;
   int sizes = 0;
-  for (int64_t tokens = first; tokens <= last; tokens *= 2) {
+  for (const KernelShape& shape : kernel_shapes(context, measured)) {
     const double size_begin = steady_seconds();
-    KernelBench bench(context, measured, tokens);
-    std::vector<Measurement> at_size = measure(bench, measured, tokens, harness);
+    KernelBench bench(context, measured, shape);
+    std::vector<Measurement> at_size = measure(bench, measured, shape, harness);
     std::move(at_size.begin(), at_size.end(), std::back_inserter(result));
     const double now = steady_seconds();
     // The next size takes up to twice as long.
     const double next_end = now + 2 * (now - size_begin);
-    if (++sizes >= kFewestSizes && next_end > begin + kTimeShare * context.probe_seconds) break;
+    if (++sizes >= kFewestSizes && next_end > begin + most) break;
   }
   return result;
 }
 
-Measurement timed_at(const char* value_name, int64_t tokens, double flops) {
-  return {value_name, "s", {{"tokens", static_cast<double>(tokens)}, {"flops", flops}, {"threads", 1}}, {}, true};
+Measurement timed_at(const char* value_name, const KernelShape& shape, double flops) {
+  const auto number = [](int64_t value) { return static_cast<double>(value); };
+  return {value_name,
+          "s",
+          {{"tokens", number(shape.tokens())}, {"seq", number(shape.seq)}, {"flops", flops}, {"threads", 1}},
+          {},
+          true};
 }
 
 class KernelProbe : public Probe {
  public:
   std::optional<std::string> waived(const ProbeContext& context) const override {
-    const ModelSpec measured = measured_model(context.model);
-    const int64_t bytes = bench_bytes(measured, last_token_count(measured, context.quick));
-    if (bytes <= context.available_bytes) return std::nullopt;
+    const ModelSpec measured = measured_model(context);
+    const int64_t bytes = bench_bytes(context, measured, kernel_shapes(context, measured).back());
+    if (bytes <= context.device_available_bytes) return std::nullopt;
     return fmt::format("needs up to {} for one layer and the vocabulary of {}, but only {} is available",
-                       format_bytes(bytes), context.model.name, format_bytes(context.available_bytes));
+                       format_bytes(bytes), context.model.name, format_bytes(context.device_available_bytes));
   }
 
  protected:
@@ -65,14 +83,16 @@ class LayerProbe final : public KernelProbe {
  public:
   std::string key() const override { return "kernel.layer"; }
   std::string method() const override {
-    return "layer_forward and layer_backward of one decoder layer, by tokens (one row, one document), one intra-op "
-           "thread; flops as the planner counts them";
+    return "layer_forward and layer_backward of one decoder layer in turn, by tokens (one document a row; GPU: several "
+           "calls in a row after warming up), one intra-op thread; flops as the planner counts them";
   }
   std::vector<Measurement> run(const ProbeContext& context) const override {
-    return over_token_counts(context, [](KernelBench& bench, const ModelSpec& model, int64_t tokens, const Harness& h) {
-      return h.measure({timed_at("forward", tokens, layer_forward_flops(model, 1, tokens)),
-                        timed_at("backward", tokens, layer_backward_flops(model, 1, tokens))},
-                       [&] { return bench.layer(); });
+    return over_shapes(context, [&context](KernelBench& bench, const ModelSpec& model, const KernelShape& shape,
+                                           const Harness& harness) {
+      warm_up(context, harness, [&] { bench.layer(); });
+      return harness.measure({timed_at("forward", shape, layer_forward_flops(model, shape.rows, shape.seq)),
+                              timed_at("backward", shape, layer_backward_flops(model, shape.rows, shape.seq))},
+                             [&] { return bench.layer(); });
     });
   }
   std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
@@ -88,13 +108,15 @@ class HeadProbe final : public KernelProbe {
  public:
   std::string key() const override { return "kernel.head"; }
   std::string method() const override {
-    return "final norm, LM head and cross-entropy, forward and backward, by tokens, one intra-op thread, a vocabulary "
-           "matrix of at most 64 Mi elements";
+    return "final norm, LM head and cross-entropy, forward and backward, by tokens, one intra-op thread; on the CPU "
+           "backend a vocabulary matrix of at most 64 Mi elements";
   }
   std::vector<Measurement> run(const ProbeContext& context) const override {
-    return over_token_counts(context, [](KernelBench& bench, const ModelSpec& model, int64_t tokens, const Harness& h) {
+    return over_shapes(context, [&context](KernelBench& bench, const ModelSpec& model, const KernelShape& shape,
+                                           const Harness& harness) {
+      warm_up(context, harness, [&] { bench.head(); });
       return std::vector{
-          h.measure(timed_at("seconds", tokens, head_flops(model, tokens)), [&] { return bench.head(); })};
+          harness.measure(timed_at("seconds", shape, head_flops(model, shape.tokens())), [&] { return bench.head(); })};
     });
   }
   std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
@@ -111,17 +133,18 @@ class EmbeddingProbe final : public KernelProbe {
            "intra-op thread; work is counted in elements written. embedding_forward is recorded, too short to matter";
   }
   std::vector<Measurement> run(const ProbeContext& context) const override {
-    const ModelSpec all = measured_model(context.model);
-    const int64_t tokens = last_token_count(all, true);
+    const ModelSpec all = measured_model(context);
+    const KernelShape shape = kernel_shapes(context, all)[1];
     const Harness harness = context.harness(6);
     std::vector<Measurement> result;
     for (int64_t divisor : {16, 4, 1}) {
       ModelSpec part = all;
       part.vocabulary = std::max(all.vocabulary / divisor, kBlockElements);
-      KernelBench bench(context, part, tokens);
-      result.push_back(harness.measure(timed_at("forward", tokens, embedding_forward_elements(part, tokens)),
+      KernelBench bench(context, part, shape);
+      const int64_t tokens = shape.tokens();
+      result.push_back(harness.measure(timed_at("forward", shape, embedding_forward_elements(part, tokens)),
                                        [&] { return bench.embedding_forward(); }));
-      result.push_back(harness.measure(timed_at("backward", tokens, embedding_backward_elements(part, tokens, true)),
+      result.push_back(harness.measure(timed_at("backward", shape, embedding_backward_elements(part, tokens, true)),
                                        [&] { return bench.embedding_backward(true); }));
     }
     return result;
@@ -136,32 +159,38 @@ class CastProbe final : public Probe {
  public:
   std::string key() const override { return "kernel.cast"; }
   std::string method() const override {
-    return "Compute::cast of fp32 to bf16 over a gradient slot of 16 Mi elements, chunk by chunk; bytes read and "
-           "written";
+    return "Compute::cast of fp32 to bf16 over a gradient slot of 16 Mi elements (GPU: 128 Mi), chunk by chunk; bytes "
+           "read and written";
   }
   std::optional<std::string> waived(const ProbeContext& context) const override {
-    if (context.rolling_bytes >= kSlot * 4) return std::nullopt;
-    return fmt::format("only {} of memory may be used", format_bytes(context.rolling_bytes));
+    const int64_t bytes = context.on_host() ? context.rolling_bytes : context.device_available_bytes / 2;
+    if (bytes >= slot_elements(context) * 4) return std::nullopt;
+    return fmt::format("only {} of memory may be used", format_bytes(bytes));
   }
 
   std::vector<Measurement> run(const ProbeContext& context) const override {
-    const ModelSpec measured = measured_model(context.model);
-    const ModelLayout layout = make_layout(measured);
-    Plan plan;
-    plan.backend = context.backend;
-    plan.seq = plan.head_chunk_tokens = 1;
-    plan.activation = {ActivationPolicy::keep};
-    Backend backend = make_backend(measured, layout, plan, 0);
+    const ModelSpec measured = measured_model(context);
+    Backend backend = kernel_backend(context, measured, kernel_shapes(context, measured).front());
+    Compute& compute = *backend.compute.front();
     Device& device = *backend.devices.front();
     DeviceLane lane(device, "compute");
-    const DeviceMemory slot = device.allocate(kSlot * 4, "cast probe's gradient slot");
-    const DeviceMemory wire = device.allocate(kChunk * 2, "cast probe's wire slot");
-    int64_t chunk = 0;
-    return {context.harness(1).measure({"seconds", "s", {{"bytes", kChunk * 6.0}}, {}, true}, [&] {
-      const float* from = static_cast<const float*>(slot.data()) + chunk++ % (kSlot / kChunk) * kChunk;
-      return timed(lane, [&](Device& on, Stream& stream) {
-        on.launch(stream, [&] { backend.compute.front()->cast(from, DType::fp32, wire.data(), DType::bf16, kChunk); });
+    const int64_t slot_size = slot_elements(context), chunk = slot_size / kChunks;
+    const DeviceMemory slot = device.allocate(slot_size * 4, "cast probe's gradient slot");
+    const DeviceMemory wire = device.allocate(chunk * 2, "cast probe's wire slot");
+    fill_random(device, lane.stream(), slot, DType::fp32);
+    int64_t next = 0;
+    // A GPU's chunks are short beside the time of an event.
+    const int64_t casts = context.on_host() ? 1 : kChunks;
+    return {context.harness(1).measure({"seconds", "s", {{"bytes", static_cast<double>(chunk * 6)}}, {}, true}, [&] {
+      const double seconds = timed(lane, [&](Device& on, Stream& stream) {
+        for (int64_t i = 0; i < casts; ++i) {
+          const float* from = static_cast<const float*>(slot.data()) + next++ % kChunks * chunk;
+          on.launch(stream, [&compute, &wire, from, chunk] {
+            compute.cast(from, DType::fp32, wire.data(), DType::bf16, chunk);
+          });
+        }
       });
+      return seconds / static_cast<double>(casts);
     })};
   }
 
@@ -173,7 +202,9 @@ class CastProbe final : public Probe {
   }
 
  private:
-  static constexpr int64_t kChunk = int64_t{2} << 20, kSlot = int64_t{16} << 20;  // elements
+  static constexpr int64_t kChunks = 8;
+  // On a GPU far more than its cache holds.
+  static int64_t slot_elements(const ProbeContext& context) { return int64_t{context.on_host() ? 16 : 128} << 20; }
 };
 
 }  // namespace

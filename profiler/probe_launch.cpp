@@ -1,5 +1,7 @@
 // What it costs to start work on a stream.
+#include "model/base/format.h"
 #include "profiler/device_lane.h"
+#include "profiler/kernel_bench.h"
 #include "profiler/probe.h"
 #include "runtime/device/backends.h"
 
@@ -7,19 +9,27 @@ namespace slidedp {
 namespace {
 
 constexpr int kHops = 100;
+constexpr int64_t kCastElements = kBlockElements;  // as small as a kernel can be
 
 class LaunchProbe final : public Probe {
  public:
   std::string key() const override { return "launch.latency"; }
   std::string method() const override {
-    return "empty launches with an event each: in a row on one stream (in_row), and in a chain that alternates between "
+    return "launches of a cast of 64 elements with an event each: in a row on one stream (in_row), and in a chain that "
+           "alternates between "
            "two streams, each waiting for the other's event (hop); the hop is the launch latency of the profile, since "
            "tasks of a step wait for other lanes";
   }
 
   std::vector<Measurement> run(const ProbeContext& context) const override {
-    Backend backend = make_backend(context.backend, 1, 0);
+    const ModelSpec measured = measured_model(context);
+    Backend backend = kernel_backend(context, measured, kernel_shapes(context, measured).front());
     Device& device = *backend.devices.front();
+    const DeviceMemory from = device.allocate(4 * kCastElements, "launch probe's elements");
+    const DeviceMemory to = device.allocate(2 * kCastElements, "launch probe's elements");
+    const std::function<void()> kernel = [&] {
+      backend.compute.front()->cast(from.data(), DType::fp32, to.data(), DType::bf16, kCastElements);
+    };
     DeviceLane one(device, "one"), two(device, "two");
     const std::unique_ptr<Event> event = device.create_event();
     const Harness harness = context.harness(2);
@@ -28,7 +38,7 @@ class LaunchProbe final : public Probe {
       return timed(one,
                    [&](Device& on, Stream& stream) {
                      for (int i = 0; i < kHops; ++i) {
-                       on.launch(stream, [] {});
+                       on.launch(stream, kernel);
                        on.record(stream, *event);
                      }
                    }) /
@@ -38,8 +48,8 @@ class LaunchProbe final : public Probe {
       return timed(one,
                    [&](Device& on, Stream& stream) {
                      for (int i = 0; i < kHops / 2; ++i) {
-                       hop(on, stream, two.stream(), *event);
-                       hop(on, two.stream(), stream, *event);
+                       hop(on, stream, two.stream(), *event, kernel);
+                       hop(on, two.stream(), stream, *event, kernel);
                      }
                    }) /
              kHops;
@@ -55,8 +65,8 @@ class LaunchProbe final : public Probe {
   }
 
  private:
-  static void hop(Device& device, Stream& from, Stream& to, Event& event) {
-    device.launch(from, [] {});
+  static void hop(Device& device, Stream& from, Stream& to, Event& event, const std::function<void()>& kernel) {
+    device.launch(from, kernel);
     device.record(from, event);
     device.wait(to, event);
   }

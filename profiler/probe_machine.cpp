@@ -2,15 +2,22 @@
 #include <algorithm>
 
 #include "model/base/format.h"
+#include "profiler/kernel_bench.h"
 #include "profiler/probe.h"
+#include "runtime/device/backends.h"
 
 namespace slidedp {
 namespace {
+
+Measurement fact(const char* name, const char* unit, int64_t value) {
+  return {name, unit, {}, {static_cast<double>(value)}, true};
+}
 
 // On the CPU backend the ranks' device memory comes out of the host's own. Without another wish, half of it is shared
 // among the ranks.
 int64_t device_share(const ProbeContext& context) {
   if (context.device_memory_bytes > 0) return context.device_memory_bytes;
+  if (!context.on_host()) return context.device_total_bytes;
   constexpr int64_t kGrain = int64_t{64} << 20;
   return std::max(context.memory_bytes / 2 / context.ranks / kGrain, int64_t{1}) * kGrain;
 }
@@ -19,17 +26,13 @@ class MachineProbe final : public Probe {
  public:
   std::string key() const override { return "machine"; }
   std::string method() const override {
-    return "reads the usable cores (affinity), the memory (physical or cgroup limit), and gives each CPU rank a share "
-           "of "
-           "it as device memory; the rest counts as host memory";
+    return "reads the usable cores (affinity), the memory (physical or cgroup limit) and the GPU's memory; gives each "
+           "CPU rank a share of the host's as device memory, the rest counts as host memory";
   }
 
   std::vector<Measurement> run(const ProbeContext& context) const override {
-    const auto fact = [](const char* name, const char* unit, int64_t value) {
-      return Measurement{name, unit, {}, {static_cast<double>(value)}, true};
-    };
     const int64_t device = device_share(context);
-    const int64_t host = context.memory_bytes - context.ranks * device;
+    const int64_t host = context.memory_bytes - (context.on_host() ? context.ranks * device : 0);
     if (host <= 0) {
       failf("--device-memory: {} ranks with {} each take all of this host's {}; choose a smaller size.", context.ranks,
             format_bytes(device), format_bytes(context.memory_bytes));
@@ -44,15 +47,58 @@ class MachineProbe final : public Probe {
     spec.host.cores = static_cast<int>(value("cores"));
     spec.host.memory_bytes = value("host memory");
     spec.device.memory_bytes = value("device memory");
-    spec.device.context_bytes = 0;  // CPU ranks have no driver context
     return {finding("host.cores", spec.host.cores, "", 0),
             finding("host.memory_bytes", static_cast<double>(spec.host.memory_bytes), "B", 0),
             finding("device.memory_bytes", static_cast<double>(spec.device.memory_bytes), "B", 0)};
   }
 };
 
+class DeviceContextProbe final : public Probe {
+ public:
+  std::string key() const override { return "device.context"; }
+  std::string method() const override {
+    return "runs every kernel once, frees all buffers and reads what is missing of the GPU's memory: the driver's "
+           "context, kernels and libraries of this process (with what other processes hold, which no plan may use "
+           "either)";
+  }
+  std::optional<std::string> waived(const ProbeContext& context) const override {
+    if (context.on_host()) return "CPU ranks have no driver context";
+    const ModelSpec measured = measured_model(context);
+    const int64_t bytes = bench_bytes(context, measured, kernel_shapes(context, measured).front());
+    if (bytes <= context.device_available_bytes) return std::nullopt;
+    return fmt::format("needs {} of the GPU's memory, but only {} is free", format_bytes(bytes),
+                       format_bytes(context.device_available_bytes));
+  }
+
+  std::vector<Measurement> run(const ProbeContext& context) const override {
+    use_every_kernel(context);
+    const DeviceFacts facts = device_facts(context.backend);
+    return {fact("context", "B", facts.total_bytes - facts.free_bytes)};
+  }
+
+  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
+                            HardwareSpec& spec) const override {
+    // Other shapes load other kernels, some MiB more.
+    constexpr int64_t kGrain = int64_t{64} << 20;
+    const auto bytes = static_cast<int64_t>(find(measured, "context").repeats.front());
+    spec.device.context_bytes = round_up(bytes, kGrain);
+    return {finding("device.context_bytes", static_cast<double>(spec.device.context_bytes), "B", 0)};
+  }
+
+ private:
+  static void use_every_kernel(const ProbeContext& context) {
+    const ModelSpec measured = measured_model(context);
+    KernelBench bench(context, measured, kernel_shapes(context, measured).front());
+    bench.embedding_forward();
+    bench.layer();
+    bench.head();
+    bench.embedding_backward(true);
+  }
+};
+
 }  // namespace
 
 std::unique_ptr<Probe> make_machine() { return std::make_unique<MachineProbe>(); }
+std::unique_ptr<Probe> make_device_context() { return std::make_unique<DeviceContextProbe>(); }
 
 }  // namespace slidedp

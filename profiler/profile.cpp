@@ -77,12 +77,12 @@ ProbeContext make_context(const MachineIdentity& machine, const ModelSpec& model
   context.model = model;
   context.cores = machine.cores;
   context.memory_bytes = machine.memory_bytes;
-  context.available_bytes = available_host_memory().bytes;
+  context.available_bytes = context.device_available_bytes = available_host_memory().bytes;
   context.quick = quick;
-  // Half a GiB in quick mode may still sit in a large last-level cache; the full mode passes twice its size.
-  const int64_t wanted = quick ? kGiB / 2 : std::max(kGiB, 2 * machine.last_level_cache);
+  // One GiB in quick mode may in part sit in a large last-level cache; the full mode passes far beyond it.
+  const int64_t wanted = quick ? kGiB : std::max(4 * kGiB, 8 * machine.last_level_cache);
   context.rolling_bytes = std::min(wanted, context.available_bytes / 8) / 4096 * 4096;
-  context.probe_seconds = quick ? 1.8 : 6.0;
+  context.probe_seconds = quick ? 1.8 : 5.0;
   return context;
 }
 
@@ -134,11 +134,12 @@ ProfileRun run_profile(std::span<const Probe* const> probes, const ProbeContext&
 
 std::string profile_text(const ProfileRun& run) {
   std::string text = fmt::format(
-      "# Measured by slidedp-profile on {}{}.\n# Machine: {}, {}, {} cores, {}, {}.\n# Kernels at the shapes of {}; {} "
+      "# Measured by slidedp-profile on {}{}.\n# Machine: {}, {}, {} cores, {}, {}{}.\n# Kernels at the shapes of {}; "
+      "{} "
       "ranks on the {} backend; {:.0f} s in all.\n",
       utc(run.started_unix_s), run.quick ? " (--quick)" : "", run.machine.host, run.machine.processor,
-      run.machine.cores, format_bytes(run.machine.memory_bytes), run.machine.kernel, run.model, run.ranks, run.backend,
-      run.seconds);
+      run.machine.cores, format_bytes(run.machine.memory_bytes), run.machine.kernel,
+      run.machine.gpu.empty() ? "" : ", " + run.machine.gpu, run.model, run.ranks, run.backend, run.seconds);
   if (run.other_threads > 0) {
     text +=
         fmt::format("# Other programs kept {:.0f} threads running when it started: measure again on an idle machine.\n",

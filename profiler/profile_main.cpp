@@ -31,7 +31,7 @@ void install_sigint() {
 
 struct Options {
   std::string out, db, model, backend = "cpu", device_memory;
-  int ranks = 2;
+  int ranks = 0;  // 0: not said
   std::vector<std::string> only;
   bool list = false, quick = false, overwrite = false;
 };
@@ -43,26 +43,39 @@ void add_options(CLI::App& app, Options& options) {
                  "Folder of a checkpoint, or a config.json, whose shapes kernels are measured at (default: "
                  "SmolLM2-135M)");
   app.add_option("--backend", options.backend, "Device backend")->capture_default_str();
-  app.add_option("--ranks", options.ranks, "Ranks that will train together")
-      ->capture_default_str()
+  app.add_option("--ranks", options.ranks,
+                 "Ranks that will train together (default: 2 on the cpu backend, every GPU that is visible on cuda)")
       ->check(CLI::Range(1, 64));
   app.add_option("--device-memory", options.device_memory,
-                 "Memory of one CPU rank, for example 6GiB (default: half of the host's, shared among ranks)");
+                 "Memory that one rank may use, for example 6GiB (default: on the cpu backend half of the host's, "
+                 "shared among ranks; else all that the GPU has)");
   app.add_flag("--list", options.list, "List the probes and whether they apply here, measure nothing");
   app.add_option("--only", options.only, "Run only these probes; other values come from the existing --out file");
   app.add_flag("--quick", options.quick, "At most a minute: fewer sizes and repeats, smaller buffers");
   app.add_flag("--overwrite", options.overwrite, "Replace an existing --out file");
 }
 
-ProbeContext context_of(const Options& options, const MachineIdentity& machine) {
+// Resolves the number of ranks, too.
+ProbeContext context_of(Options& options, MachineIdentity& machine) {
   const ModelSpec model = options.model.empty() ? default_model() : load_model_spec(options.model);
   ProbeContext context = make_context(machine, model, options.quick);
-  make_backend(options.backend, 1, 0);  // refuses a backend that this build or machine does not have
+  const DeviceFacts device = device_facts(options.backend);  // refuses what this build or machine does not have
+  machine.gpu = device.name;
   context.backend = options.backend;
+  if (options.ranks == 0) options.ranks = context.on_host() ? 2 : device.devices;
+  check_backend(options.backend, options.ranks, {});
+  if (!context.on_host()) {
+    context.device_total_bytes = device.total_bytes;
+    context.device_available_bytes = device.free_bytes / 10 * 9;  // a margin for what the driver rounds up
+  }
   context.ranks = options.ranks;
   if (!options.device_memory.empty()) {
     context.device_memory_bytes = parse_bytes(options.device_memory, "--device-memory");
     if (context.device_memory_bytes == 0) fail("--device-memory: must be more than zero bytes.");
+    if (!context.on_host() && context.device_memory_bytes > device.total_bytes) {
+      failf("--device-memory: {} is more than the {} that {} has.", options.device_memory,
+            format_bytes(device.total_bytes), device.name);
+    }
   }
   context.stop = &stop_requested;
   return context;
@@ -87,10 +100,11 @@ void check_out(const Options& options) {
 HardwareSpec starting_spec(const Options& options, const MachineIdentity& machine) {
   if (options.only.empty()) {
     HardwareSpec spec;
-    spec.name = fmt::format("{}, {} cores", machine.processor, machine.cores);
+    spec.name =
+        fmt::format("{}{}, {} cores", machine.gpu.empty() ? "" : machine.gpu + ", ", machine.processor, machine.cores);
     spec.measured = true;
     spec.gpus = options.ranks;
-    spec.device.name = fmt::format("{} rank", options.backend);
+    spec.device.name = machine.gpu.empty() ? fmt::format("{} rank", options.backend) : machine.gpu;
     spec.device.backend = options.backend;
     return spec;
   }
@@ -156,7 +170,7 @@ int body(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? static_cast<int>(ExitCode::ok) : static_cast<int>(ExitCode::usage);
   }
-  const MachineIdentity machine = identify_machine();
+  MachineIdentity machine = identify_machine();
   const ProbeContext context = context_of(options, machine);
   const auto probes = all_probes();
   if (options.list) {

@@ -1,7 +1,8 @@
 #include "profiler/registry.h"
 
-// A new probe is a file profiler/probe_*.cpp that defines make_NAME(), and one line here. Order matters in one way:
-// caps (host_dram) come before the probes that may raise them.
+// A new probe is a file profiler/probe_*.cpp that defines make_NAME(), and one line here. Order matters in two ways:
+// rates and caps come before the probes that raise them or fit a law over them (host_contention); device_context comes
+// last, when all that the driver loads on demand is there.
 #define SLIDEDP_PROBES(X)      \
   X(machine)                   \
   X(host_dram)                 \
@@ -13,6 +14,7 @@
   X(copy_d2h)                  \
   X(copy_duplex)               \
   X(copy_root)                 \
+  X(host_contention)           \
   X(collective_all_gather)     \
   X(collective_reduce_scatter) \
   X(collective_broadcast)      \
@@ -20,7 +22,8 @@
   X(kernel_head)               \
   X(kernel_embedding)          \
   X(kernel_cast)               \
-  X(launch_latency)
+  X(launch_latency)            \
+  X(device_context)
 
 namespace slidedp {
 

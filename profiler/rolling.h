@@ -1,11 +1,17 @@
 // Host memory for probes that must miss the caches, as the training state does.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <thread>
+#include <vector>
 
+#include "model/base/types.h"
 #include "runtime/host/arena.h"
+#include "runtime/host/machine_facts.h"
 
 namespace slidedp {
 
@@ -13,11 +19,7 @@ namespace slidedp {
 // has passed through the caches. Not thread-safe.
 class RollingBuffer {
  public:
-  RollingBuffer(int64_t bytes, const std::string& what) : arena_(bytes, what) {
-    // Any non-zero bytes: a page that was never written is not memory yet. 0x3c3c is a positive normal number of about
-    // 0.01 both as bf16 and as fp32.
-    std::memset(arena_.data(), 0x3c, static_cast<size_t>(bytes));
-  }
+  RollingBuffer(int64_t bytes, const std::string& what) : arena_(bytes, what) { fill(); }
   void* data() const { return arena_.data(); }
   int64_t bytes() const { return arena_.bytes(); }
   // The next range, at most bytes() long.
@@ -29,6 +31,21 @@ class RollingBuffer {
   }
 
  private:
+  // Any non-zero bytes: a page that was never written is not memory yet. 0x3c3c is a positive normal number of about
+  // 0.01 both as bf16 and as fp32. By many threads, as one takes a second for a few GiB.
+  void fill() {
+    constexpr int64_t kLeast = int64_t{64} << 20;
+    const int64_t parts = std::clamp<int64_t>(arena_.bytes() / kLeast, 1, usable_cores());
+    const int64_t part = round_up(ceil_div(arena_.bytes(), parts), 4096);
+    std::vector<std::jthread> threads;
+    for (int64_t begin = 0; begin < arena_.bytes(); begin += part) {
+      threads.emplace_back(
+          [begin = static_cast<std::byte*>(arena_.data()) + begin, bytes = std::min(part, arena_.bytes() - begin)] {
+            std::memset(begin, 0x3c, static_cast<size_t>(bytes));
+          });
+    }
+  }
+
   Arena arena_;
   int64_t position_ = 0;
 };

@@ -17,8 +17,8 @@ constexpr int kBusyTimeoutMs = 5000;
 constexpr const char* kSchema = R"sql(
 CREATE TABLE machine (
   id INTEGER PRIMARY KEY, host TEXT NOT NULL, processor TEXT NOT NULL, kernel TEXT NOT NULL, cores INTEGER NOT NULL,
-  memory_bytes INTEGER NOT NULL, last_level_cache_bytes INTEGER NOT NULL,
-  UNIQUE (host, processor, kernel, cores, memory_bytes, last_level_cache_bytes));
+  memory_bytes INTEGER NOT NULL, last_level_cache_bytes INTEGER NOT NULL, gpu TEXT NOT NULL,
+  UNIQUE (host, processor, kernel, cores, memory_bytes, last_level_cache_bytes, gpu));
 CREATE TABLE profile (
   id INTEGER PRIMARY KEY, machine_id INTEGER NOT NULL REFERENCES machine(id), started_at INTEGER NOT NULL,
   seconds REAL NOT NULL, backend TEXT NOT NULL, ranks INTEGER NOT NULL, model TEXT NOT NULL, quick INTEGER NOT NULL);
@@ -56,15 +56,16 @@ int64_t machine_id(SQLite::Database& database, const MachineIdentity& machine) {
     statement.bind(4, machine.cores);
     statement.bind(5, machine.memory_bytes);
     statement.bind(6, machine.last_level_cache);
+    statement.bind(7, machine.gpu);
   };
   SQLite::Statement insert(database,
                            "INSERT OR IGNORE INTO machine (host, processor, kernel, cores, memory_bytes, "
-                           "last_level_cache_bytes) VALUES (?, ?, ?, ?, ?, ?)");
+                           "last_level_cache_bytes, gpu) VALUES (?, ?, ?, ?, ?, ?, ?)");
   bind(insert);
   insert.exec();
   SQLite::Statement select(database,
                            "SELECT id FROM machine WHERE host = ? AND processor = ? AND kernel = ? AND cores = ? AND "
-                           "memory_bytes = ? AND last_level_cache_bytes = ?");
+                           "memory_bytes = ? AND last_level_cache_bytes = ? AND gpu = ?");
   bind(select);
   select.executeStep();
   return select.getColumn(0).getInt64();

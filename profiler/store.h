@@ -1,7 +1,7 @@
 // Every raw sample of every profiling run, in SQLite. Runs are appended.
 //
 // Tables (schema version in PRAGMA user_version):
-//   machine  id, host, processor, kernel, cores, memory_bytes, last_level_cache_bytes
+//   machine  id, host, processor, kernel, cores, memory_bytes, last_level_cache_bytes, gpu
 //   profile  id, machine_id, started_at (Unix s), seconds, backend, ranks, model, quick
 //   probe    profile_id, key, method, waived (reason or NULL), seconds
 //   samples  profile_id, machine_id, probe, parameters (JSON object name -> number), value_name, value, unit,
@@ -18,7 +18,7 @@
 
 namespace slidedp {
 
-inline constexpr int kProfileStoreVersion = 1;
+inline constexpr int kProfileStoreVersion = 2;
 
 struct StoredSample {
   int64_t profile = 0;

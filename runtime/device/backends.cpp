@@ -82,6 +82,19 @@ std::vector<std::string> backend_names() {
 #endif
 }
 
+DeviceFacts device_facts(const std::string& backend) {
+  require_compiled_in(backend);
+#ifdef SLIDEDP_WITH_CUDA
+  if (backend == "cuda") {
+    const CudaMachine machine = look_at_gpus(1);
+    choose_gpus(machine, {});
+    const Gpu& gpu = machine.gpus.front();
+    return {gpu.name, machine.visible, gpu.total_bytes, gpu.free_bytes};
+  }
+#endif
+  return {};
+}
+
 void check_backend(const std::string& name, int ranks, const BackendOptions& options) {
   check_request(name, ranks);
 #ifdef SLIDEDP_WITH_CUDA

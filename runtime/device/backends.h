@@ -34,6 +34,16 @@ struct BackendOptions {
   bool deterministic = false;
 };
 
+// What there is to train on. On the CPU backend ranks share the host: no device, no memory of its own.
+struct DeviceFacts {
+  std::string name;  // of the first device; empty on the CPU backend
+  int devices = 0;   // that this process sees
+  // Of the first device's memory, free now. What the process itself holds, its driver context too, is not free.
+  int64_t total_bytes = 0, free_bytes = 0;
+};
+// Throws Error as check_backend() does. CUDA: makes the first GPU's context.
+DeviceFacts device_facts(const std::string& backend);
+
 // Throws Error for an unknown backend or one that this machine cannot run; quick, so that nothing is loaded in vain.
 void check_backend(const std::string& name, int ranks, const BackendOptions& options);
 // Throws Error as check_backend() does.

@@ -78,7 +78,7 @@ HardwareSpec complete_spec() {
   return spec;
 }
 
-MachineIdentity machine() { return {"node", "a processor", "Linux 6", 2, int64_t{1} << 34, 1 << 20}; }
+MachineIdentity machine() { return {"node", "a processor", "Linux 6", 2, int64_t{1} << 34, 1 << 20, "a GPU"}; }
 
 ProbeContext context() {
   ProbeContext context = make_context(machine(), default_model(), true);
@@ -103,16 +103,32 @@ TEST(Registry, KeysAndMethodsAreUniqueAndSaid) {
 
 TEST(Registry, KernelsAreWaivedWhenMemoryIsShort) {
   ProbeContext small = context();
-  small.available_bytes = 10 << 20;
+  small.available_bytes = small.device_available_bytes = 10 << 20;
   small.rolling_bytes = 1 << 20;
   int waived = 0;
   for (const auto& probe : all_probes()) {
     const auto reason = probe->waived(small);
-    if (!reason) continue;
+    if (!reason || probe->waived(context())) continue;  // some need a GPU
     ++waived;
     EXPECT_THAT(*reason, HasSubstr("iB")) << probe->key() << ": the reason has the numbers";
   }
   EXPECT_GE(waived, 3);
+}
+
+TEST(Registry, WhatNeedsSeveralGpusOrNoneIsWaivedWithTheReason) {
+  ProbeContext gpu = context();
+  gpu.backend = "cuda";
+  gpu.ranks = 1;
+  gpu.device_total_bytes = gpu.device_available_bytes = int64_t{80} << 30;
+  ProbeContext two = gpu;
+  two.ranks = 2;
+  for (const auto& probe : all_probes()) {
+    const bool exchanges = probe->key().starts_with("collective.");
+    EXPECT_EQ(probe->waived(gpu).has_value(), exchanges) << probe->key();
+    EXPECT_FALSE(probe->waived(two)) << probe->key();
+    const bool needs_gpu = probe->key() == "host.contention" || probe->key() == "device.context";
+    EXPECT_EQ(probe->waived(context()).has_value(), needs_gpu) << probe->key();
+  }
 }
 
 TEST(Profile, DefaultModelIsTheInstalledConfig) {
@@ -152,6 +168,7 @@ TEST(Profile, WaivedProbesAreReportedAndNotRun) {
   EXPECT_EQ(run.outcomes[1].waived, "this machine has no such thing");
   EXPECT_THAT(profile_text(run), HasSubstr("fake.two: waived: this machine has no such thing"));
   EXPECT_THAT(profile_text(run), HasSubstr("host.cores = 7  +- 12.5 %"));
+  EXPECT_THAT(profile_text(run), HasSubstr("Linux 6, a GPU."));
 }
 
 TEST(Profile, FileLoadsStrictlyAndHasEveryValue) {
@@ -220,6 +237,7 @@ TEST(Store, SamplesComeBackAsTheyWere) {
   }
   SQLite::Database database(file.string());
   EXPECT_EQ(database.execAndGet("SELECT count(*) FROM machine").getInt(), 1) << "one machine, two profiles";
+  EXPECT_EQ(database.execAndGet("SELECT gpu FROM machine").getString(), "a GPU");
   EXPECT_EQ(database.execAndGet("SELECT waived FROM probe WHERE key = 'fake.two' LIMIT 1").getString(), "no memory");
   EXPECT_EQ(database.execAndGet("PRAGMA user_version").getInt(), kProfileStoreVersion);
   EXPECT_EQ(database.execAndGet("SELECT sum(json_extract(parameters, '$.bytes')) FROM samples").getInt(), 6 * 1024);

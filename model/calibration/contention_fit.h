@@ -1,0 +1,48 @@
+// Fit of what copies and the CPU's streams lose beside each other (HardwareSpec: pcie.*_loss, host.stream_loss_*).
+#pragma once
+
+#include <span>
+
+#include "model/spec/hardware_spec.h"
+
+namespace slidedp {
+
+// What runs at once on one rank: large copies without a pause in up to two directions, and Adam with one bf16 gradient
+// source on so many threads.
+struct Together {
+  bool h2d = false, d2h = false;
+  int adam_threads = 0;
+};
+
+// 1e9 bytes/s of each; 0 for what does not run. Adam: of host memory, read and written.
+struct TogetherRates {
+  double h2d_gbps = 0, d2h_gbps = 0, adam_gbps = 0;
+};
+
+// Bytes of host memory that an update of one element reads and writes: hi, lo, m and v both ways, one bf16 gradient.
+inline constexpr double kAdamBytes = 2 * 12 + 2;
+
+// As the simulator shares one rank's links, the memory controller, the CPU's streams and (on the CPU backend) the
+// cores.
+TogetherRates predict_together(const HardwareSpec& hardware, const Together& running);
+
+struct ContentionSample {
+  Together running;
+  TogetherRates measured;  // > 0 for what runs
+};
+
+struct ContentionFit {
+  double h2d_loss = 0, d2h_loss = 0;
+  double stream_loss_h2d = 0, stream_loss_d2h = 0;
+  double residual_rms_log = 0;  // of all measured rates; 0.05 means about 5 %
+};
+
+// The four losses that fit the samples best, residuals in log rate, over the other rates of `hardware` (its own losses
+// are not looked at). A loss that the samples say nothing about is 0. Throws Error for no samples or a rate that is not
+// positive.
+ContentionFit fit_contention(std::span<const ContentionSample> samples, const HardwareSpec& hardware);
+
+// `hardware` with the fitted losses.
+HardwareSpec with_losses(HardwareSpec hardware, const ContentionFit& fit);
+
+}  // namespace slidedp

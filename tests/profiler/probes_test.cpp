@@ -1,0 +1,180 @@
+// Probes and their parts, on the CPU backend or on numbers made up here.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "model/calibration/contention_fit.h"
+#include "model/cost/flops.h"
+#include "profiler/copier.h"
+#include "profiler/kernel_bench.h"
+#include "profiler/profile.h"
+#include "profiler/registry.h"
+#include "runtime/device/backends.h"
+
+namespace slidedp {
+namespace {
+
+ProbeContext small_context() {
+  ModelSpec model = default_model();
+  model.hidden = 64;
+  model.intermediate = 128;
+  model.heads = 4;
+  model.kv_heads = 2;
+  model.head_dim = 16;
+  model.vocabulary = 256;
+  ProbeContext context = make_context({"node", "a processor", "Linux 6", 4, int64_t{1} << 34, 1 << 20}, model, true);
+  context.rolling_bytes = int64_t{32} << 20;
+  context.probe_seconds = 0.1;
+  return context;
+}
+
+std::unique_ptr<Probe> probe_named(const std::string& key) {
+  for (auto& probe : all_probes()) {
+    if (probe->key() == key) return std::move(probe);
+  }
+  return nullptr;
+}
+
+TEST(ProgressCurve, RateOfAWindow) {
+  const ProgressCurve curve{{1, 0}, {2, 10}, {4, 50}};
+  EXPECT_DOUBLE_EQ(amount_at(curve, 0), 0);
+  EXPECT_DOUBLE_EQ(amount_at(curve, 1.5), 5);
+  EXPECT_DOUBLE_EQ(amount_at(curve, 2), 10);
+  EXPECT_DOUBLE_EQ(amount_at(curve, 3), 30);
+  EXPECT_DOUBLE_EQ(amount_at(curve, 9), 50);
+  EXPECT_DOUBLE_EQ(rate_between(curve, 1.5, 3), 25 / 1.5);
+  EXPECT_EQ(amount_at({}, 1), 0);
+}
+
+TEST(Copier, CurveEndsWithTheLaneAndCountsEveryPiece) {
+  Backend backend = make_backend("cpu", 1, 0);
+  Copier copier(*backend.devices.front(), Direction::d2h, 1 << 20, 1 << 16);
+  for (const int pieces : {20, 5}) {
+    copier.issue_marked(1 << 16, pieces);
+    copier.lane().finish();
+    const ProgressCurve curve = copier.curve();
+    ASSERT_EQ(curve.size(), static_cast<size_t>(pieces) + 1);
+    EXPECT_EQ(curve.front().seconds, copier.lane().start_s());
+    EXPECT_LE(curve.back().seconds, copier.lane().end_s());
+    EXPECT_EQ(curve.back().amount, pieces * (1 << 16));
+    for (size_t i = 1; i < curve.size(); ++i) EXPECT_LE(curve[i - 1].seconds, curve[i].seconds);
+  }
+}
+
+// The CPU backend's copies are no DMA, so this machine is asked nothing; the probe's own code is the same.
+TEST(ContentionProbe, MeasuresEverySituation) {
+  const auto probe = probe_named("host.contention");
+  ASSERT_NE(probe, nullptr);
+  const std::vector<Measurement> measured = probe->run(small_context());
+  std::vector<std::string> names;
+  for (const Measurement& m : measured) {
+    names.push_back(m.value_name);
+    EXPECT_EQ(m.parameters.at("threads"), 2) << "of four cores";
+    EXPECT_GE(m.repeats.size(), 3u);
+    // What no memory system of today leaves: rates in other units do.
+    EXPECT_THAT(m.repeats, testing::Each(testing::AllOf(testing::Gt(0.001), testing::Lt(5000.0))));
+  }
+  EXPECT_THAT(names, testing::ElementsAre("adam", "h2d", "adam", "d2h", "adam", "h2d", "d2h", "adam"));
+}
+
+TEST(ContentionProbe, FillsTheLossesThatExplainTheRates) {
+  HardwareSpec spec;
+  spec.device.backend = "cuda";
+  spec.pcie.h2d = spec.pcie.d2h = {5e-6, 55};
+  spec.pcie.duplex_gbps = 98;
+  spec.pcie.root_h2d_gbps = spec.pcie.root_d2h_gbps = 55;
+  spec.host.cores = 16;
+  spec.host.dram_gbps = spec.host.cpu_stream_gbps = 117;
+  spec.host.adam_elements_per_s = 4e8;
+  const auto rates = [](double h2d, double d2h, std::vector<std::pair<const char*, double>> values) {
+    std::vector<Measurement> points;
+    for (const auto& [name, gbps] : values) {
+      points.push_back({name, "GB/s", {{"h2d", h2d}, {"d2h", d2h}, {"threads", 14}}, {gbps, gbps, 1.1 * gbps}, true});
+    }
+    return points;
+  };
+  std::vector<Measurement> measured;
+  for (const auto& part :
+       {rates(0, 0, {{"adam", 117}}), rates(1, 0, {{"h2d", 38.5}, {"adam", 114.66}}),
+        rates(0, 1, {{"d2h", 44}, {"adam", 105.3}}), rates(1, 1, {{"h2d", 38.5}, {"d2h", 44}, {"adam", 102.96}})}) {
+    measured.insert(measured.end(), part.begin(), part.end());
+  }
+  const auto probe = probe_named("host.contention");
+  const std::vector<Finding> found = probe->fill(small_context(), measured, spec);
+  EXPECT_NEAR(spec.host.dram_gbps, 38.5 + 44 + 102.96, 1e-9) << "the controller has shown that it can do this";
+  // 1 - 38.5 / 55, 1 - 44 / 55, 1 - 114.66 / 117, 1 - 105.3 / 117.
+  EXPECT_NEAR(spec.pcie.h2d_loss, 0.3, 1e-3);
+  EXPECT_NEAR(spec.pcie.d2h_loss, 0.2, 1e-3);
+  EXPECT_NEAR(spec.host.stream_loss_h2d, 0.02, 1e-3);
+  EXPECT_NEAR(spec.host.stream_loss_d2h, 0.1, 1e-3);
+  std::vector<std::string> fields;
+  for (const Finding& finding : found) {
+    fields.push_back(finding.field);
+    EXPECT_EQ(finding.note, "");
+  }
+  EXPECT_THAT(fields, testing::ElementsAre("host.dram_gbps", "pcie.h2d_loss", "pcie.d2h_loss", "host.stream_loss_h2d",
+                                           "host.stream_loss_d2h"));
+}
+
+TEST(KernelShapes, GpuGoesUpToSeveralWholeRowsThatFit) {
+  ProbeContext context = small_context();
+  context.backend = "cuda";
+  context.device_available_bytes = int64_t{80} << 30;
+  const ModelSpec measured = measured_model(context);
+  EXPECT_EQ(measured.vocabulary, context.model.vocabulary);
+  const auto tokens = [&] {
+    std::vector<int64_t> result;
+    for (const KernelShape& shape : kernel_shapes(context, measured)) result.push_back(shape.tokens());
+    return result;
+  };
+  EXPECT_THAT(tokens(), testing::ElementsAre(1024, 4096, 4 * 4096, 8 * 4096));
+  context.quick = false;
+  EXPECT_THAT(tokens(), testing::ElementsAre(1024, 2048, 4096, 2 * 4096, 4 * 4096, 8 * 4096));
+  context.device_available_bytes = bench_bytes(context, measured, {4, 4096});
+  EXPECT_THAT(tokens(), testing::ElementsAre(1024, 2048, 4096, 2 * 4096, 4 * 4096));
+  context.device_available_bytes = 1;
+  EXPECT_THAT(tokens(), testing::ElementsAre(1024, 2048)) << "a kernel's law needs two sizes";
+}
+
+TEST(KernelBench, SeveralRowsAreSeveralDocuments) {
+  const ProbeContext context = small_context();
+  KernelBench bench(context, measured_model(context), {3, 8});
+  // All entry points take the shape; positions beyond a row's length and a bad document start are refused there.
+  EXPECT_GT(bench.embedding_forward(), 0);
+  EXPECT_THAT(bench.layer(), testing::ElementsAre(testing::Gt(0), testing::Gt(0)));
+  EXPECT_GT(bench.head(), 0);
+  EXPECT_GT(bench.embedding_backward(true), 0);
+}
+
+TEST(KernelBench, DataIsRandomAndFillsAllOfTheMemory) {
+  Backend backend = make_backend("cpu", 1, 0);
+  Device& device = *backend.devices.front();
+  const std::unique_ptr<Stream> stream = device.create_stream("h2d");
+  const int64_t elements = kFillElements + 100;
+  for (const DType type : {DType::bf16, DType::fp32}) {
+    const DeviceMemory memory = device.allocate(elements * size_of(type), "a test's tensor");
+    fill_random(device, *stream, memory, type);
+    double sum = 0, squares = 0;
+    for (int64_t i = 0; i < elements; ++i) {
+      float value = 0;
+      if (type == DType::fp32) {
+        value = static_cast<const float*>(memory.data())[i];
+      } else {
+        const uint32_t bits = static_cast<uint32_t>(static_cast<const uint16_t*>(memory.data())[i]) << 16;
+        value = std::bit_cast<float>(bits);
+      }
+      ASSERT_LE(std::abs(value), 0.05f) << i;
+      sum += value;
+      squares += static_cast<double>(value) * value;
+    }
+    // Uniform in +-0.05: deviation 0.05 / sqrt(3); the mean of 1 Mi values deviates by 2.8e-5, bf16 truncates by 2^-8.
+    EXPECT_NEAR(sum / static_cast<double>(elements), 0, 2e-4);
+    EXPECT_NEAR(std::sqrt(squares / static_cast<double>(elements)), 0.05 / std::sqrt(3.0), 3e-4);
+    const auto* bytes = static_cast<const uint16_t*>(memory.data());
+    EXPECT_NE(bytes[elements * size_of(type) / 2 - 1], 0) << "the last element is filled";
+  }
+}
+
+}  // namespace
+}  // namespace slidedp
