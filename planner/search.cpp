@@ -1,9 +1,14 @@
 #include "planner/search.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <deque>
+#include <future>
 #include <limits>
+#include <map>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "model/base/format.h"
@@ -14,8 +19,11 @@
 namespace slidedp {
 namespace {
 
-constexpr size_t kFinalists = 6;            // groups of the second stage, fewer if the tasks allow no more
-constexpr int64_t kStageTasks = 1'200'000;  // simulated in each of the two stages: seconds
+constexpr size_t kFinalists = 6;          // groups of the second stage, fewer if the tasks allow no more
+constexpr int64_t kStageTasks = 400'000;  // of one rank, simulated in each of the two stages: about a second
+constexpr int64_t kExactTasks = 300'000;  // of all ranks, of the plans that are priced once more at the end
+// Plans priced at the same time, by a thread each. What is pruned depends on it, so it is the same on all machines.
+constexpr size_t kBatch = 4;
 
 // Steps that differ by less than a nanosecond are equal: the difference is rounding.
 int64_t nanoseconds(PredictedSeconds time) { return std::llround(time.seconds * 1e9); }
@@ -26,9 +34,17 @@ struct Fitted {
   int64_t device_bytes = 0, host_bytes = 0;
 };
 
+// A plan's price.
+struct Priced {
+  bool exact = false;  // else of one rank that stands for others, which are not quite alike
+  Bound bound;
+  std::optional<Simulation> simulation;  // none: the bound rules it out
+};
+
 // What was simulated of one combination.
 struct Solved {
   std::vector<Candidate> candidates;
+  std::vector<bool> exact;  // by candidate
   int64_t fastest_ns = std::numeric_limits<int64_t>::max();
 };
 
@@ -40,39 +56,38 @@ class Search {
   // Prices every plan of every combination, but those whose bound shows that they cannot be among the best.
   void run_exhaustive(const std::vector<Combination>& all) {
     for (const Combination& combination : all) {
-      const CombinationMemory memory(problem_, combination);
-      Solved solved;
-      bool any = false;
+      const CombinationMemory& memory = memory_of(combination);
+      std::vector<Fitted> plans;
       for (const ActivationCounts counts : choices_) {
-        if (const auto fitted = fit(combination, memory, counts)) {
-          any = true;
-          price(*fitted, solved);
-        }
+        if (auto fitted = fit(combination, memory, counts)) plans.push_back(std::move(*fitted));
       }
-      if (!any) note_over_memory(combination, memory);
+      if (plans.empty()) note_over_memory(combination, memory);
+      Solved solved;
+      price(plans, solved);
       keep(std::move(solved));
     }
   }
 
   void run_two_stages(const std::vector<Combination>& all) {
+    two_stages_ = true;
     std::vector<Group> groups = estimated_groups(all);
     const size_t simulated = simulate_groups(groups);
     groups.resize(simulated);
     std::ranges::stable_sort(groups, {}, &Group::step_ns);
     int64_t tasks = 0;
+    std::vector<Fitted> variants;
     for (size_t i = 0; i < groups.size() && i < kFinalists; ++i) {
       for (const Combination& variant : groups[i].variants) {
         if (variant == groups[i].chosen) continue;
-        tasks += estimate_tasks(problem_, variant);
+        tasks += estimate_rank_tasks(problem_, variant);
         if (tasks > kStageTasks) break;
-        if (const auto fitted = cheapest_fit(variant)) {
-          Solved solved;
-          price(*fitted, solved);
-          keep(std::move(solved));
-        }
+        if (auto fitted = cheapest_fit(variant)) variants.push_back(std::move(*fitted));
       }
     }
-    if (found()) refine_winner();
+    price_each(variants);
+    if (!found()) return;
+    refine_winner();
+    make_exact();
   }
 
   bool found() const { return !solved_.empty(); }
@@ -111,8 +126,21 @@ class Search {
     return rank_key(nanoseconds(candidate.step), nanoseconds(fastest_), candidate.device_bytes, candidate.host_bytes);
   }
 
-  Candidate& best_of(Solved& solved) const {
-    return *std::ranges::min_element(solved.candidates, {}, [&](const Candidate& c) { return key(c); });
+  size_t best_index(Solved& solved) const {
+    const auto best = std::ranges::min_element(solved.candidates, {}, [&](const Candidate& c) { return key(c); });
+    return static_cast<size_t>(best - solved.candidates.begin());
+  }
+  Candidate& best_of(Solved& solved) const { return solved.candidates[best_index(solved)]; }
+
+  // Looked up, where only what memory does not depend on differs.
+  const CombinationMemory& memory_of(Combination combination) {
+    combination.delivery = Delivery::replicated;
+    combination.threads = {};
+    auto& known = memories_[{combination.chunk_elements, combination.micro_batch_rows}];
+    const auto same = [&](const auto& entry) { return entry.first == combination; };
+    const auto found = std::ranges::find_if(known, same);
+    if (found != known.end()) return found->second;
+    return known.emplace_back(combination, CombinationMemory(problem_, combination)).second;
   }
 
   // The largest head chunk that fits, if any does. Only the temporaries depend on it.
@@ -145,7 +173,7 @@ class Search {
 
   // The plan with the least extra compute time that fits.
   std::optional<Fitted> cheapest_fit(const Combination& combination) {
-    const CombinationMemory memory(problem_, combination);
+    const CombinationMemory& memory = memory_of(combination);
     ++result_.considered;
     for (const ActivationCounts counts : choices_) {
       if (!fits(memory.device_bytes(memory.smallest(), memory.head_chunks().size() - 1), memory.host_bytes(), budgets_))
@@ -157,25 +185,70 @@ class Search {
     return std::nullopt;
   }
 
-  // Simulates the plan unless its bound rules it out.
-  void price(const Fitted& fitted, Solved& solved) {
-    const StepGraph graph = build_step_graph(problem_.model, problem_.train, fitted.plan);
-    const Bound lower = bound(graph, problem_.hardware);
-    Trial trial{fitted.plan, Trial::Outcome::pruned, fitted.device_bytes, fitted.host_bytes, lower.step.seconds};
-    if (cannot_win(lower.step, solved)) {
+  // Simulates the plan unless its bound rules it out: all ranks, or in two stages one that stands for all.
+  Priced priced(const Plan& plan, const Solved& solved) const {
+    const StepGraph graph = two_stages_ ? build_rank_graph(problem_.model, problem_.train, plan)
+                                        : build_step_graph(problem_.model, problem_.train, plan);
+    Priced result;
+    result.exact = !two_stages_ || ranks_alike(graph);
+    result.bound = bound(graph, problem_.hardware);
+    if (!cannot_win(result.bound.step, solved)) result.simulation = simulate(graph, problem_.hardware);
+    return result;
+  }
+
+  // Calls `work(i)` for the indices from begin to end, each in a thread of its own; what the first of them throws is
+  // thrown.
+  template <typename Work>
+  static void in_threads(size_t begin, size_t end, const Work& work) {
+    std::vector<std::future<void>> running;
+    for (size_t i = begin; i < end; ++i) running.push_back(std::async(std::launch::async, [&work, i] { work(i); }));
+    for (std::future<void>& done : running) done.get();
+  }
+
+  // The plans of one combination. Those of a batch know of each other's steps only afterwards.
+  void price(std::span<const Fitted> plans, Solved& solved) {
+    for (size_t begin = 0; begin < plans.size(); begin += kBatch) {
+      const size_t end = std::min(begin + kBatch, plans.size());
+      std::array<Priced, kBatch> prices;
+      in_threads(begin, end, [&](size_t i) { prices[i - begin] = priced(plans[i].plan, solved); });
+      for (size_t i = begin; i < end; ++i) note(plans[i], std::move(prices[i - begin]), solved);
+    }
+  }
+
+  // The only plans that are priced of as many combinations. Returns the steps; the greatest number for a pruned plan.
+  std::vector<int64_t> price_each(std::span<const Fitted> plans) {
+    std::vector<int64_t> steps;
+    for (size_t begin = 0; begin < plans.size(); begin += kBatch) {
+      const size_t end = std::min(begin + kBatch, plans.size());
+      std::array<Priced, kBatch> prices;
+      in_threads(begin, end, [&](size_t i) { prices[i - begin] = priced(plans[i].plan, {}); });
+      for (size_t i = begin; i < end; ++i) {
+        Solved solved;
+        note(plans[i], std::move(prices[i - begin]), solved);
+        steps.push_back(solved.fastest_ns);
+        keep(std::move(solved));
+      }
+    }
+    return steps;
+  }
+
+  void note(const Fitted& fitted, Priced priced, Solved& solved) {
+    Trial trial{fitted.plan, Trial::Outcome::pruned, fitted.device_bytes, fitted.host_bytes, priced.bound.step.seconds};
+    if (!priced.simulation) {
       ++result_.pruned_by_bound;
       trials_.push_back(std::move(trial));
       return;
     }
-    const Simulation simulation = simulate(graph, problem_.hardware);
+    const Simulation& simulation = *priced.simulation;
     ++result_.simulated;
     trial.outcome = Trial::Outcome::simulated;
     trial.seconds = simulation.step.seconds;
     trials_.push_back(std::move(trial));
     if (fastest_.seconds == 0 || simulation.step < fastest_) fastest_ = simulation.step;
     solved.fastest_ns = std::min(solved.fastest_ns, nanoseconds(simulation.step));
-    solved.candidates.push_back({fitted.plan, lower.step, simulation.step, simulation.exposed, simulation.bottleneck,
-                                 fitted.device_bytes, fitted.host_bytes});
+    solved.candidates.push_back({fitted.plan, priced.bound.step, simulation.step, simulation.exposed,
+                                 simulation.bottleneck, fitted.device_bytes, fitted.host_bytes});
+    solved.exact.push_back(priced.exact);
   }
 
   // Whether a plan with this bound ranks behind another of its combination, or behind as many combinations as are kept,
@@ -223,15 +296,14 @@ class Search {
   size_t simulate_groups(std::vector<Group>& groups) {
     int64_t tasks = 0;
     size_t done = 0;
+    std::vector<Fitted> plans;
     for (; done < groups.size(); ++done) {
-      Group& group = groups[done];
-      tasks += estimate_tasks(problem_, group.chosen);
+      tasks += estimate_rank_tasks(problem_, groups[done].chosen);
       if (done > 0 && tasks > kStageTasks) break;
-      Solved solved;
-      price(group.fitted, solved);
-      if (!solved.candidates.empty()) group.step_ns = solved.fastest_ns;
-      keep(std::move(solved));
+      plans.push_back(groups[done].fitted);
     }
+    const std::vector<int64_t> steps = price_each(plans);
+    for (size_t i = 0; i < done; ++i) groups[i].step_ns = steps[i];
     result_.not_tried = static_cast<int64_t>(groups.size() - done);
     return done;
   }
@@ -254,7 +326,7 @@ class Search {
     const ActivationCounts first = activation_counts(combination);
     combination.activation.clear();
     combination.head_chunk_tokens = 0;
-    const CombinationMemory memory(problem_, combination);
+    const CombinationMemory& memory = memory_of(combination);
     int64_t least = winner.candidates.front().device_bytes;
     size_t at = 0;
     while (at < choices_.size() && choices_[at] != first) ++at;
@@ -264,16 +336,62 @@ class Search {
       const auto fitted = largest_head_chunk(combination, memory, choices_[i]);
       if (!fitted || fitted->device_bytes >= least) continue;
       ++result_.considered;
-      price(*fitted, winner);
+      price({&*fitted, 1}, winner);
       least = fitted->device_bytes;
       skip = 2 * skip + 1;
     }
   }
 
+  // Prices the best plans once more, with all ranks, where one did not quite stand for the others: as many as the tasks
+  // allow, and on until the best is among them.
+  void make_exact() {
+    int64_t tasks = 0;
+    while (true) {
+      std::vector<Solved*> order;
+      for (Solved& solved : solved_) order.push_back(&solved);
+      std::ranges::stable_sort(order, {}, [&](Solved* solved) { return key(best_of(*solved)); });
+      order.resize(std::min(order.size(), static_cast<size_t>(options_.keep)));
+      const auto rough =
+          std::ranges::find_if(order, [&](Solved* solved) { return !solved->exact[best_index(*solved)]; });
+      if (rough == order.end()) return;
+      const size_t index = best_index(**rough);
+      Candidate& candidate = (*rough)->candidates[index];
+      tasks += estimate_tasks(problem_, candidate.plan);
+      if (rough != order.begin() && tasks > kExactTasks) return;
+      price_exactly(candidate);
+      (*rough)->exact[index] = true;
+      find_fastest();
+    }
+  }
+
+  void price_exactly(Candidate& candidate) {
+    const StepGraph graph = build_step_graph(problem_.model, problem_.train, candidate.plan);
+    const Simulation simulation = simulate(graph, problem_.hardware);
+    candidate.bound = bound(graph, problem_.hardware).step;
+    candidate.step = simulation.step;
+    candidate.exposed = simulation.exposed;
+    candidate.bottleneck = simulation.bottleneck;
+    for (Trial& trial : trials_) {
+      if (trial.outcome == Trial::Outcome::simulated && trial.plan == candidate.plan) {
+        trial.seconds = simulation.step.seconds;
+      }
+    }
+  }
+
+  void find_fastest() {
+    fastest_ = solved_.front().candidates.front().step;
+    for (const Solved& solved : solved_) {
+      for (const Candidate& candidate : solved.candidates) fastest_ = std::min(fastest_, candidate.step);
+    }
+  }
+
   const SearchProblem& problem_;
+  bool two_stages_ = false;
   Budgets budgets_;
   SearchOptions options_;
   std::vector<ActivationCounts> choices_;
+  // In coarse groups, which keep their places.
+  std::map<std::pair<int64_t, int64_t>, std::deque<std::pair<Combination, CombinationMemory>>> memories_;
   SearchResult result_;
   PredictedSeconds fastest_;     // of all simulated
   std::vector<Solved> solved_;   // by combination, none empty
@@ -287,9 +405,10 @@ SearchResult search(const ModelSpec& model, const TrainSpec& train, const Hardwa
                     const Budgets& budgets, const Pins& pins, const SearchOptions& options) {
   const SearchProblem problem(model, train, hardware, pins);
   const std::vector<Combination> all = combinations(problem);
+  const auto choices = static_cast<int64_t>(activation_choices(problem).size());
   int64_t tasks = 0;
   for (const Combination& combination : all) {
-    tasks += estimate_tasks(problem, combination) * static_cast<int64_t>(activation_choices(problem).size());
+    tasks += estimate_tasks(problem, combination) * choices;
   }
   const bool exhaustive = tasks <= options.exhaustive_tasks;
   Search search(problem, budgets, options);

@@ -1,6 +1,7 @@
 // Deliveries and compute tasks of one steady-state step.
 #include "model/graph/builder.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "model/cost/flops.h"
@@ -8,8 +9,9 @@
 
 namespace slidedp {
 
-Builder::Builder(const ModelSpec& model, const Plan& plan) : model_(model) {
+Builder::Builder(const ModelSpec& model, const Plan& plan, int alike) : model_(model) {
   graph_.plan = plan;
+  graph_.alike = alike;
   graph_.layout = make_layout(model);
   int32_t chunks = 0;
   for (const UnitLayout& unit : graph_.layout.units) {
@@ -18,7 +20,7 @@ Builder::Builder(const ModelSpec& model, const Plan& plan) : model_(model) {
     chunks += static_cast<int32_t>(graph_.chunks.back().size());
   }
   total_chunks_ = chunks;
-  buffers_ = declare_buffers(graph_, model);
+  buffers_ = declare_buffers(graph_, model, graph_.ranks());
   visits_ = plan_visits(graph_.layout, plan);
   wire_bytes_ = size_of(plan.wire);
   accumulator_bytes_ = size_of(plan.accumulator);
@@ -82,7 +84,7 @@ void Builder::touch(Task& task, Role role, AccessMode mode, BufferId buffer, int
 
 void Builder::emit_batch() {
   const int64_t bytes = plan().batch_bytes();
-  for (int rank = 0; rank < plan().ranks; ++rank) {
+  for (int rank = 0; rank < graph_.ranks(); ++rank) {
     Task& task = emit(TaskKind::h2d, {LaneKind::h2d, rank}, -1);
     touch(task, Role::source, AccessMode::read, rank_buffers(rank).batch_host, 0, bytes);
     touch(task, Role::target, AccessMode::write, rank_buffers(rank).batch, 0, bytes);
@@ -111,20 +113,23 @@ void Builder::emit_delivery(const Residency& weights, size_t index) {
   const bool broadcast = plan().delivery == Delivery::broadcast;
   const int root = static_cast<int>(index) % plan().ranks;
   const int64_t shard = chunk.shard_elements(plan().ranks);
-  for (int rank = 0; rank < plan().ranks; ++rank) {
+  for (int rank = 0; rank < graph_.ranks(); ++rank) {
     if (broadcast && rank != root) continue;
     const int64_t begin = chunk.begin + (sharded ? rank * shard : 0);
     const int64_t elements = sharded ? chunk.shard_valid(rank, plan().ranks) : chunk.elements;
     if (elements == 0) continue;
     Task& task = emit_chunk(TaskKind::h2d, {LaneKind::h2d, rank}, weights.unit, index);
-    touch(task, Role::source, AccessMode::read, buffers_.hi[static_cast<size_t>(weights.unit)], begin * 2,
-          elements * 2);
-    touch(task, Role::target, AccessMode::write, weight_slot(rank, weights), begin * 2, elements * 2);
+    // One rank that stands for all roots: what the others copy at the same time.
+    const Chunk& last =
+        chunks(weights.unit)[std::min(index + static_cast<size_t>(graph_.alike), chunks(weights.unit).size()) - 1];
+    const int64_t touched = broadcast && graph_.alike > 1 ? last.begin + last.elements - begin : elements;
+    touch(task, Role::source, AccessMode::read, buffers_.hi[static_cast<size_t>(weights.unit)], begin * 2, touched * 2);
+    touch(task, Role::target, AccessMode::write, weight_slot(rank, weights), begin * 2, touched * 2);
     task.work.link_bytes = task.work.host_read_bytes = elements * 2;
   }
   if (broadcast) emit_broadcast(weights, index, root);
   if (!sharded) return;
-  for (int rank = 0; rank < plan().ranks; ++rank) {
+  for (int rank = 0; rank < graph_.ranks(); ++rank) {
     Task& task = emit_chunk(TaskKind::all_gather, {LaneKind::comm, rank}, weights.unit, index);
     const BufferId slot = weight_slot(rank, weights);
     touch(task, Role::source, AccessMode::read, slot, (chunk.begin + rank * shard) * 2, shard * 2);
@@ -137,7 +142,7 @@ void Builder::emit_delivery(const Residency& weights, size_t index) {
 
 void Builder::emit_broadcast(const Residency& weights, size_t index, int root) {
   const Chunk& chunk = chunks(weights.unit)[index];
-  for (int rank = 0; rank < plan().ranks; ++rank) {
+  for (int rank = 0; rank < graph_.ranks(); ++rank) {
     Task& task = emit_chunk(TaskKind::broadcast, {LaneKind::comm, rank}, weights.unit, index);
     touch(task, Role::target, rank == root ? AccessMode::read : AccessMode::write, weight_slot(rank, weights),
           chunk.begin * 2, chunk.elements * 2);
@@ -150,7 +155,7 @@ void Builder::emit_broadcast(const Residency& weights, size_t index, int root) {
 
 void Builder::emit_compute(const Visit& visit) {
   for (int m = 0; m < plan().micro_batches; ++m) {
-    for (int rank = 0; rank < plan().ranks; ++rank) {
+    for (int rank = 0; rank < graph_.ranks(); ++rank) {
       switch (layout(visit.unit).kind) {
         case UnitKind::embedding:
           visit.backward ? emit_embedding_backward(rank, m) : emit_embedding_forward(visit, rank, m);
@@ -243,7 +248,7 @@ void Builder::emit_head(const Visit& visit, int rank, int m) {
 
 void Builder::emit_loss() {
   const int64_t bytes = plan().loss_bytes();
-  for (int rank = 0; rank < plan().ranks; ++rank) {
+  for (int rank = 0; rank < graph_.ranks(); ++rank) {
     Task& task = emit(TaskKind::d2h, {LaneKind::d2h, rank}, graph_.layout.layers + 1);
     touch(task, Role::source, AccessMode::read, rank_buffers(rank).loss, 0, bytes);
     touch(task, Role::target, AccessMode::write, rank_buffers(rank).loss_host, 0, bytes);
@@ -285,7 +290,22 @@ void Builder::emit_embedding_backward(int rank, int m) {
 }
 
 StepGraph build_step_graph(const ModelSpec& model, const TrainSpec&, const Plan& plan) {
-  return Builder(model, plan).build();
+  return Builder(model, plan, 1).build();
+}
+
+StepGraph build_rank_graph(const ModelSpec& model, const TrainSpec&, const Plan& plan) {
+  return Builder(model, plan, plan.ranks).build();
+}
+
+bool ranks_alike(const StepGraph& graph) {
+  const Plan& plan = graph.plan;
+  if (plan.ranks == 1) return true;
+  if (plan.delivery == Delivery::broadcast) return false;
+  if (plan.delivery == Delivery::replicated && plan.reduction == Reduction::cpu) return true;
+  for (const std::vector<Chunk>& chunks : graph.chunks) {
+    if (chunks.back().padded != chunks.back().elements) return false;
+  }
+  return true;
 }
 
 }  // namespace slidedp

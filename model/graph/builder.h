@@ -14,7 +14,8 @@ namespace slidedp {
 
 class Builder {
  public:
-  Builder(const ModelSpec& model, const Plan& plan);
+  // `alike`: 1, or all of the plan's ranks (build_rank_graph).
+  Builder(const ModelSpec& model, const Plan& plan, int alike);
   StepGraph build();
 
  private:

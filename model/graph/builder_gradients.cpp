@@ -60,7 +60,7 @@ void Builder::emit_reduction(int unit, const std::vector<Place>& places, size_t 
   const bool cast = plan().accumulator != plan().wire;
   const size_t turn = wire_turn_++ % static_cast<size_t>(plan().wire_slots);
   std::vector<Place> wire(static_cast<size_t>(plan().ranks));
-  for (int rank = 0; rank < plan().ranks; ++rank) {
+  for (int rank = 0; rank < graph_.ranks(); ++rank) {
     const BufferId slot = gradient_slot(rank, unit);
     if (!cast) {
       wire[static_cast<size_t>(rank)] = {slot, chunk.begin * wire_bytes_};
@@ -75,7 +75,7 @@ void Builder::emit_reduction(int unit, const std::vector<Place>& places, size_t 
   }
   if (gpu) emit_reduce_scatter(unit, index, wire, turn);
   const int64_t shard = chunk.shard_elements(plan().ranks);
-  for (int rank = 0; rank < plan().ranks; ++rank) {
+  for (int rank = 0; rank < graph_.ranks(); ++rank) {
     const int64_t elements = gpu ? chunk.shard_valid(rank, plan().ranks) : chunk.elements;
     if (elements == 0) continue;
     Task& task = emit_chunk(TaskKind::d2h, {LaneKind::d2h, rank}, unit, index);
@@ -90,7 +90,7 @@ void Builder::emit_reduction(int unit, const std::vector<Place>& places, size_t 
 
 void Builder::emit_reduce_scatter(int unit, size_t index, const std::vector<Place>& wire, size_t turn) {
   const Chunk& chunk = chunks(unit)[index];
-  for (int rank = 0; rank < plan().ranks; ++rank) {
+  for (int rank = 0; rank < graph_.ranks(); ++rank) {
     Task& task = emit_chunk(TaskKind::reduce_scatter, {LaneKind::comm, rank}, unit, index);
     const Place from = wire[static_cast<size_t>(rank)];
     touch(task, Role::source, AccessMode::read, from.buffer, from.begin, chunk.padded * wire_bytes_);

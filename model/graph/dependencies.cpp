@@ -1,7 +1,6 @@
 #include "model/graph/dependencies.h"
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
 namespace slidedp {
@@ -10,23 +9,25 @@ namespace {
 // Task executions of the two unrolled steps: step * tasks + task.
 using Execution = int32_t;
 
-struct Segment {
-  int64_t end = 0;
-  Execution writer = -1;
-  std::vector<Execution> readers;  // since the last write
-};
-
-// Who last touched which bytes of one buffer: disjoint segments by their begin.
+// Who last touched which bytes of one buffer: segments between all the places where accesses begin or end.
 class BufferHistory {
  public:
+  void add_boundaries(const Access& access) {
+    boundaries_.push_back(access.begin);
+    boundaries_.push_back(access.end);
+  }
+  void cut() {
+    std::sort(boundaries_.begin(), boundaries_.end());
+    boundaries_.erase(std::unique(boundaries_.begin(), boundaries_.end()), boundaries_.end());
+    segments_.resize(boundaries_.size());  // the last is empty
+  }
+  void forget() { segments_.assign(segments_.size(), {}); }
+
   // Appends what an access at this point must wait for, and notes the access.
   void touch(Execution execution, const Access& access, std::vector<Execution>& conflicts) {
-    if (access.begin >= access.end) return;
-    cut(access.begin);
-    cut(access.end);
-    fill_gaps(access.begin, access.end);
-    for (auto it = segments_.find(access.begin); it != segments_.end() && it->first < access.end; ++it) {
-      Segment& segment = it->second;
+    const auto begin = std::lower_bound(boundaries_.begin(), boundaries_.end(), access.begin);
+    for (auto at = begin; *at < access.end; ++at) {
+      Segment& segment = segments_[static_cast<size_t>(at - boundaries_.begin())];
       if (segment.writer >= 0) conflicts.push_back(segment.writer);
       if (!writes(access.mode)) {
         segment.readers.push_back(execution);
@@ -39,33 +40,12 @@ class BufferHistory {
   }
 
  private:
-  // Makes `at` a segment boundary if it lies inside a segment.
-  void cut(int64_t at) {
-    auto it = segments_.upper_bound(at);
-    if (it == segments_.begin()) return;
-    --it;
-    if (it->first == at || it->second.end <= at) return;
-    Segment right = it->second;
-    it->second.end = at;
-    segments_.emplace(at, std::move(right));
-  }
-
-  void fill_gaps(int64_t begin, int64_t end) {
-    int64_t at = begin;
-    auto it = segments_.lower_bound(begin);
-    while (at < end) {
-      if (it != segments_.end() && it->first == at) {
-        at = it->second.end;
-        ++it;
-        continue;
-      }
-      const int64_t stop = it == segments_.end() ? end : std::min(end, it->first);
-      segments_.emplace_hint(it, at, Segment{stop, -1, {}});
-      at = stop;
-    }
-  }
-
-  std::map<int64_t, Segment> segments_;
+  struct Segment {
+    Execution writer = -1;
+    std::vector<Execution> readers;  // since the last write
+  };
+  std::vector<int64_t> boundaries_;
+  std::vector<Segment> segments_;  // by the boundary where it begins
 };
 
 // Knows, for every execution, how far each in-order lane has come at least when it starts: the lane's executions up to
@@ -74,29 +54,31 @@ class Clocks {
  public:
   explicit Clocks(const StepGraph& graph)
       : graph_(graph), tasks_(static_cast<Execution>(graph.tasks.size())), lanes_(graph.lanes.size() - 1) {
-    position_.resize(graph.tasks.size(), -1);
-    for (const auto& lane : graph.lanes) {
-      for (size_t i = 0; i < lane.size(); ++i) position_[static_cast<size_t>(lane[i])] = static_cast<int32_t>(i);
+    position_.resize(graph.tasks.size());
+    lane_.resize(graph.tasks.size());
+    for (size_t l = 0; l < graph.lanes.size(); ++l) {
+      for (size_t i = 0; i < graph.lanes[l].size(); ++i) {
+        position_[static_cast<size_t>(graph.lanes[l][i])] = static_cast<int32_t>(i);
+        lane_[static_cast<size_t>(graph.lanes[l][i])] = l;
+      }
     }
     clocks_.assign(2 * graph.tasks.size() * lanes_, -1);
   }
 
   bool in_pool(Execution execution) const { return lane(execution) == lanes_; }
-  size_t lane(Execution execution) const {
-    return static_cast<size_t>(graph_.lane_index(graph_.tasks[static_cast<size_t>(execution % tasks_)].lane));
-  }
+  size_t lane(Execution execution) const { return lane_[task(execution)]; }
   // Place on its lane, counted over both steps.
   int32_t place(Execution execution) const {
     const auto length = static_cast<int32_t>(graph_.lanes[lane(execution)].size());
-    return execution / tasks_ * length + position_[static_cast<size_t>(execution % tasks_)];
+    return (execution >= tasks_ ? length : 0) + position_[task(execution)];
   }
   // The execution before it on its in-order lane, or -1.
   Execution lane_predecessor(Execution execution) const {
     const auto& tasks = graph_.lanes[lane(execution)];
-    const Execution step = execution / tasks_;
-    const auto index = static_cast<size_t>(position_[static_cast<size_t>(execution % tasks_)]);
-    if (index > 0) return step * tasks_ + tasks[index - 1];
-    return step > 0 ? (step - 1) * tasks_ + tasks.back() : -1;
+    const bool second = execution >= tasks_;
+    const auto index = static_cast<size_t>(position_[task(execution)]);
+    if (index > 0) return (second ? tasks_ : 0) + tasks[index - 1];
+    return second ? tasks.back() : -1;
   }
   bool happens_before(Execution device_execution, Execution other) const {
     return clock(other)[lane(device_execution)] >= place(device_execution);
@@ -110,34 +92,79 @@ class Clocks {
   }
 
  private:
+  size_t task(Execution execution) const {
+    return static_cast<size_t>(execution >= tasks_ ? execution - tasks_ : execution);
+  }
   int32_t* clock(Execution execution) { return clocks_.data() + static_cast<size_t>(execution) * lanes_; }
   const int32_t* clock(Execution execution) const { return clocks_.data() + static_cast<size_t>(execution) * lanes_; }
 
   const StepGraph& graph_;
   const Execution tasks_;
-  const size_t lanes_;  // in-order ones
-  std::vector<int32_t> position_, clocks_;
+  const size_t lanes_;             // in-order ones
+  std::vector<int32_t> position_;  // in its lane, by task
+  std::vector<size_t> lane_;       // by task
+  std::vector<int32_t> clocks_;    // by execution, in-order lane
 };
 
 // Leaves out what the task's own lane or another conflict implies, and notes the task's clock. Pool executions all
 // stay.
-std::vector<Execution> prune(Clocks& clocks, std::vector<Execution> conflicts, Execution self) {
-  std::sort(conflicts.begin(), conflicts.end());
-  conflicts.erase(std::unique(conflicts.begin(), conflicts.end()), conflicts.end());
-  std::erase(conflicts, self);
-  const Execution before = clocks.in_pool(self) ? -1 : clocks.lane_predecessor(self);
-  std::vector<Execution> kept;
-  for (const Execution execution : conflicts) {
-    const bool implied = !clocks.in_pool(execution) &&
-                         ((before >= 0 && (execution == before || clocks.happens_before(execution, before))) ||
-                          std::any_of(conflicts.begin(), conflicts.end(), [&](Execution other) {
-                            return other != execution && clocks.happens_before(execution, other);
-                          }));
-    if (!implied) kept.push_back(execution);
+class Pruner {
+ public:
+  explicit Pruner(const StepGraph& graph) : clocks_(graph), last_(graph.lanes.size() - 1) {}
+
+  // Reduces `conflicts` in place; sorted.
+  void prune(std::vector<Execution>& conflicts, Execution self) {
+    keep_last(conflicts, self);
+    const Execution before = clocks_.in_pool(self) ? -1 : clocks_.lane_predecessor(self);
+    kept_.clear();
+    for (const Execution execution : conflicts) {
+      const bool implied = !clocks_.in_pool(execution) &&
+                           ((before >= 0 && (execution == before || clocks_.happens_before(execution, before))) ||
+                            std::any_of(conflicts.begin(), conflicts.end(), [&](Execution other) {
+                              return other != execution && clocks_.happens_before(execution, other);
+                            }));
+      if (!implied) kept_.push_back(execution);
+    }
+    if (before >= 0) clocks_.add(self, before);
+    for (const Execution execution : kept_) clocks_.add(self, execution);
+    std::swap(conflicts, kept_);
   }
-  if (before >= 0) clocks.add(self, before);
-  for (const Execution execution : kept) clocks.add(self, execution);
-  return kept;
+
+ private:
+  // Of an in-order lane the last conflict implies the others.
+  void keep_last(std::vector<Execution>& conflicts, Execution self) {
+    std::fill(last_.begin(), last_.end(), -1);
+    kept_.clear();
+    for (const Execution execution : conflicts) {
+      if (execution == self) continue;
+      if (clocks_.in_pool(execution)) {
+        kept_.push_back(execution);
+        continue;
+      }
+      Execution& last = last_[clocks_.lane(execution)];
+      if (last < 0 || clocks_.place(last) < clocks_.place(execution)) last = execution;
+    }
+    for (const Execution execution : last_) {
+      if (execution >= 0) kept_.push_back(execution);
+    }
+    std::sort(kept_.begin(), kept_.end());
+    kept_.erase(std::unique(kept_.begin(), kept_.end()), kept_.end());
+    std::swap(conflicts, kept_);
+  }
+
+  Clocks clocks_;
+  std::vector<Execution> last_;  // by lane
+  std::vector<Execution> kept_;
+};
+
+// The histories of all buffers, before the first task.
+std::vector<BufferHistory> empty_histories(const StepGraph& graph) {
+  std::vector<BufferHistory> histories(graph.buffers.size());
+  for (const Task& task : graph.tasks) {
+    for (const Access& access : task.accesses) histories[static_cast<size_t>(access.buffer)].add_boundaries(access);
+  }
+  for (BufferHistory& history : histories) history.cut();
+  return histories;
 }
 
 }  // namespace
@@ -153,23 +180,26 @@ void derive_dependencies(StepGraph& graph) {
   for (TaskId id = 0; id < tasks; ++id) {
     graph.lanes[static_cast<size_t>(graph.lane_index(graph.tasks[static_cast<size_t>(id)].lane))].push_back(id);
   }
-  Clocks clocks(graph);
-  std::vector<BufferHistory> histories(graph.buffers.size());
+  Pruner pruner(graph);
+  std::vector<BufferHistory> histories = empty_histories(graph);
+  std::vector<Execution> conflicts;
   for (Execution step = 0; step < 2; ++step) {
     if (step == 1) {
       for (size_t buffer = 0; buffer < graph.buffers.size(); ++buffer) {
-        if (alternates(graph.buffers[buffer].kind)) histories[buffer] = BufferHistory{};
+        if (alternates(graph.buffers[buffer].kind)) histories[buffer].forget();
       }
     }
     for (TaskId id = 0; id < tasks; ++id) {
       Task& task = graph.tasks[static_cast<size_t>(id)];
       const Execution self = step * tasks + id;
-      std::vector<Execution> conflicts;
+      conflicts.clear();
       for (const Access& access : task.accesses) {
         histories[static_cast<size_t>(access.buffer)].touch(self, access, conflicts);
       }
-      for (const Execution execution : prune(clocks, std::move(conflicts), self)) {
-        if (step == 1) (execution >= tasks ? task.deps : task.previous_deps).push_back(execution % tasks);
+      pruner.prune(conflicts, self);
+      if (step == 0) continue;
+      for (const Execution execution : conflicts) {
+        (execution >= tasks ? task.deps : task.previous_deps).push_back(execution % tasks);
       }
     }
   }

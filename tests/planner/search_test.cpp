@@ -230,7 +230,7 @@ TEST(RandomProblems, CoverTheSpace) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Seeds, RandomProblem, testing::Range(0u, 30u));
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomProblem, testing::Range(0u, 50u));
 
 // A four-layer model on two CUDA ranks with a clear order of lanes: computing takes longest.
 Case fixed_case() {
