@@ -7,6 +7,7 @@
 #include <future>
 #include <limits>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <utility>
@@ -21,7 +22,7 @@ namespace {
 
 constexpr size_t kFinalists = 6;          // groups of the second stage, fewer if the tasks allow no more
 constexpr int64_t kStageTasks = 400'000;  // of one rank, simulated in each of the two stages: about a second
-constexpr int64_t kExactTasks = 300'000;  // of all ranks, of the plans that are priced once more at the end
+constexpr int64_t kExactTasks = 150'000;  // of all ranks, of the plans that are priced once more at the end
 // Plans priced at the same time, by a thread each. What is pruned depends on it, so it is the same on all machines.
 constexpr size_t kBatch = 4;
 
@@ -61,7 +62,7 @@ class Search {
       for (const ActivationCounts counts : choices_) {
         if (auto fitted = fit(combination, memory, counts)) plans.push_back(std::move(*fitted));
       }
-      if (plans.empty()) note_over_memory(combination, memory);
+      if (plans.empty()) trials_.push_back(over_memory(combination, memory));
       Solved solved;
       price(plans, solved);
       keep(std::move(solved));
@@ -81,7 +82,10 @@ class Search {
         if (variant == groups[i].chosen) continue;
         tasks += estimate_rank_tasks(problem_, variant);
         if (tasks > kStageTasks) break;
-        if (auto fitted = cheapest_fit(variant)) variants.push_back(std::move(*fitted));
+        FirstFit found;
+        try_fit(variant, found);
+        note_fit(found);
+        if (found.fitted) variants.push_back(std::move(*found.fitted));
       }
     }
     price_each(variants);
@@ -136,11 +140,14 @@ class Search {
   const CombinationMemory& memory_of(Combination combination) {
     combination.delivery = Delivery::replicated;
     combination.threads = {};
-    auto& known = memories_[{combination.chunk_elements, combination.micro_batch_rows}];
     const auto same = [&](const auto& entry) { return entry.first == combination; };
-    const auto found = std::ranges::find_if(known, same);
-    if (found != known.end()) return found->second;
-    return known.emplace_back(combination, CombinationMemory(problem_, combination)).second;
+    std::unique_lock lock(memories_mutex_);
+    auto& known = memories_[{combination.chunk_elements, combination.micro_batch_rows}];
+    if (const auto found = std::ranges::find_if(known, same); found != known.end()) return found->second;
+    lock.unlock();
+    CombinationMemory memory(problem_, combination);
+    lock.lock();
+    return known.emplace_back(combination, std::move(memory)).second;
   }
 
   // The largest head chunk that fits, if any does. Only the temporaries depend on it.
@@ -163,26 +170,37 @@ class Search {
     return fitted;
   }
 
-  // Notes the smallest plan of a combination of which nothing fits.
-  void note_over_memory(const Combination& combination, const CombinationMemory& memory) {
+  // The smallest plan of a combination of which nothing fits.
+  Trial over_memory(const Combination& combination, const CombinationMemory& memory) const {
     const size_t last = memory.head_chunks().size() - 1;
     Plan plan = complete(problem_, combination, memory.smallest(), memory.head_chunks()[last]);
     const int64_t device = memory.device_bytes(memory.smallest(), last);
-    trials_.push_back({std::move(plan), Trial::Outcome::over_memory, device, memory.host_bytes(), 0});
+    return {std::move(plan), Trial::Outcome::over_memory, device, memory.host_bytes(), 0};
   }
 
-  // The plan with the least extra compute time that fits.
-  std::optional<Fitted> cheapest_fit(const Combination& combination) {
+  // The first of some combinations of which a plan fits, and those before it.
+  struct FirstFit {
+    std::optional<Fitted> fitted;
+    std::vector<Trial> over_memory;
+  };
+
+  // Tries the plan with the least extra compute time that fits. Safe in threads.
+  void try_fit(const Combination& combination, FirstFit& found) {
     const CombinationMemory& memory = memory_of(combination);
-    ++result_.considered;
-    for (const ActivationCounts counts : choices_) {
-      if (!fits(memory.device_bytes(memory.smallest(), memory.head_chunks().size() - 1), memory.host_bytes(), budgets_))
-        break;
-      if (auto fitted = largest_head_chunk(combination, memory, counts)) return fitted;
+    if (fits(memory.device_bytes(memory.smallest(), memory.head_chunks().size() - 1), memory.host_bytes(), budgets_)) {
+      for (const ActivationCounts counts : choices_) {
+        found.fitted = largest_head_chunk(combination, memory, counts);
+        if (found.fitted) return;
+      }
     }
-    ++result_.over_memory;
-    note_over_memory(combination, memory);
-    return std::nullopt;
+    found.over_memory.push_back(over_memory(combination, memory));
+  }
+
+  void note_fit(FirstFit& found) {
+    const auto over = static_cast<int64_t>(found.over_memory.size());
+    result_.considered += over + (found.fitted ? 1 : 0);
+    result_.over_memory += over;
+    std::ranges::move(found.over_memory, std::back_inserter(trials_));
   }
 
   // Simulates the plan unless its bound rules it out: all ranks, or in two stages one that stands for all.
@@ -196,22 +214,21 @@ class Search {
     return result;
   }
 
-  // Calls `work(i)` for the indices from begin to end, each in a thread of its own; what the first of them throws is
-  // thrown.
+  // Calls work(0) to work(count - 1), each in a thread of its own. What the first of them throws is thrown.
   template <typename Work>
-  static void in_threads(size_t begin, size_t end, const Work& work) {
+  static void in_threads(size_t count, const Work& work) {
     std::vector<std::future<void>> running;
-    for (size_t i = begin; i < end; ++i) running.push_back(std::async(std::launch::async, [&work, i] { work(i); }));
+    for (size_t i = 0; i < count; ++i) running.push_back(std::async(std::launch::async, [&work, i] { work(i); }));
     for (std::future<void>& done : running) done.get();
   }
 
   // The plans of one combination. Those of a batch know of each other's steps only afterwards.
   void price(std::span<const Fitted> plans, Solved& solved) {
     for (size_t begin = 0; begin < plans.size(); begin += kBatch) {
-      const size_t end = std::min(begin + kBatch, plans.size());
+      const size_t count = std::min(kBatch, plans.size() - begin);
       std::array<Priced, kBatch> prices;
-      in_threads(begin, end, [&](size_t i) { prices[i - begin] = priced(plans[i].plan, solved); });
-      for (size_t i = begin; i < end; ++i) note(plans[i], std::move(prices[i - begin]), solved);
+      in_threads(count, [&](size_t i) { prices[i] = priced(plans[begin + i].plan, solved); });
+      for (size_t i = 0; i < count; ++i) note(plans[begin + i], std::move(prices[i]), solved);
     }
   }
 
@@ -219,12 +236,12 @@ class Search {
   std::vector<int64_t> price_each(std::span<const Fitted> plans) {
     std::vector<int64_t> steps;
     for (size_t begin = 0; begin < plans.size(); begin += kBatch) {
-      const size_t end = std::min(begin + kBatch, plans.size());
+      const size_t count = std::min(kBatch, plans.size() - begin);
       std::array<Priced, kBatch> prices;
-      in_threads(begin, end, [&](size_t i) { prices[i - begin] = priced(plans[i].plan, {}); });
-      for (size_t i = begin; i < end; ++i) {
+      in_threads(count, [&](size_t i) { prices[i] = priced(plans[begin + i].plan, {}); });
+      for (size_t i = 0; i < count; ++i) {
         Solved solved;
-        note(plans[i], std::move(prices[i - begin]), solved);
+        note(plans[begin + i], std::move(prices[i]), solved);
         steps.push_back(solved.fastest_ns);
         keep(std::move(solved));
       }
@@ -277,11 +294,19 @@ class Search {
       if (groups.empty() || group_key(groups.back().variants.front()) != group_key(combination)) groups.emplace_back();
       groups.back().variants.push_back(combination);
     }
-    for (Group& group : groups) {
-      std::optional<Fitted> fitted = cheapest_fit(representative(group.variants));
-      for (size_t i = 0; !fitted && i < group.variants.size(); ++i) fitted = cheapest_fit(group.variants[i]);
-      if (!fitted) continue;
-      group.fitted = std::move(*fitted);
+    std::vector<FirstFit> fits(groups.size());
+    in_threads(kBatch, [&](size_t thread) {
+      for (size_t i = thread; i < groups.size(); i += kBatch) {
+        try_fit(representative(groups[i].variants), fits[i]);
+        for (size_t v = 0; !fits[i].fitted && v < groups[i].variants.size(); ++v)
+          try_fit(groups[i].variants[v], fits[i]);
+      }
+    });
+    for (size_t i = 0; i < groups.size(); ++i) {
+      Group& group = groups[i];
+      note_fit(fits[i]);
+      if (!fits[i].fitted) continue;
+      group.fitted = std::move(*fits[i].fitted);
       group.chosen = group.fitted.plan;
       group.chosen.activation.clear();
       group.chosen.head_chunk_tokens = 0;
@@ -318,8 +343,8 @@ class Search {
   }
 
   // Less saved than memory allows costs compute time; but where copies or updates take longest it can be free, and then
-  // it saves memory. So activations that cost more and need less are tried for the winner, in growing steps, while the
-  // bound allows it.
+  // it saves memory. So activations that cost more and need less are tried for the winner, in growing steps, while some
+  // of them are about as fast.
   void refine_winner() {
     Solved& winner = *std::ranges::min_element(solved_, {}, [&](Solved& solved) { return key(best_of(solved)); });
     Combination combination = winner.candidates.front().plan;
@@ -330,15 +355,24 @@ class Search {
     int64_t least = winner.candidates.front().device_bytes;
     size_t at = 0;
     while (at < choices_.size() && choices_[at] != first) ++at;
+    std::vector<Fitted> plans;
     size_t skip = 0;
-    const int64_t pruned = result_.pruned_by_bound;
-    for (size_t i = at + 1; i < choices_.size() && result_.pruned_by_bound == pruned; i += 1 + skip) {
-      const auto fitted = largest_head_chunk(combination, memory, choices_[i]);
+    for (size_t i = at + 1; i < choices_.size(); i += 1 + skip) {
+      auto fitted = largest_head_chunk(combination, memory, choices_[i]);
       if (!fitted || fitted->device_bytes >= least) continue;
-      ++result_.considered;
-      price({&*fitted, 1}, winner);
       least = fitted->device_bytes;
+      plans.push_back(std::move(*fitted));
       skip = 2 * skip + 1;
+    }
+    for (size_t begin = 0; begin < plans.size(); begin += kBatch) {
+      const std::span<const Fitted> batch = std::span(plans).subspan(begin, std::min(kBatch, plans.size() - begin));
+      const size_t before = winner.candidates.size();
+      price(batch, winner);
+      result_.considered += static_cast<int64_t>(batch.size());
+      const auto as_fast = [&](const Candidate& candidate) { return std::get<0>(key(candidate)) <= kRankSteps; };
+      if (std::none_of(winner.candidates.begin() + static_cast<ptrdiff_t>(before), winner.candidates.end(), as_fast)) {
+        return;
+      }
     }
   }
 
@@ -390,7 +424,8 @@ class Search {
   Budgets budgets_;
   SearchOptions options_;
   std::vector<ActivationCounts> choices_;
-  // In coarse groups, which keep their places.
+  // In coarse groups. Found ones keep their places.
+  std::mutex memories_mutex_;
   std::map<std::pair<int64_t, int64_t>, std::deque<std::pair<Combination, CombinationMemory>>> memories_;
   SearchResult result_;
   PredictedSeconds fastest_;     // of all simulated
