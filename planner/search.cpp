@@ -21,7 +21,7 @@ namespace slidedp {
 namespace {
 
 constexpr size_t kFinalists = 6;          // groups of the second stage, fewer if the tasks allow no more
-constexpr int64_t kStageTasks = 400'000;  // of one rank, simulated in each of the two stages: about a second
+constexpr int64_t kStageTasks = 300'000;  // of one rank, simulated in each of the two stages: half a second
 constexpr int64_t kExactTasks = 150'000;  // of all ranks, of the plans that are priced once more at the end
 // Plans priced at the same time, by a thread each. What is pruned depends on it, so it is the same on all machines.
 constexpr size_t kBatch = 4;
@@ -294,19 +294,19 @@ class Search {
       if (groups.empty() || group_key(groups.back().variants.front()) != group_key(combination)) groups.emplace_back();
       groups.back().variants.push_back(combination);
     }
-    std::vector<FirstFit> fits(groups.size());
+    std::vector<FirstFit> firsts(groups.size());
     in_threads(kBatch, [&](size_t thread) {
       for (size_t i = thread; i < groups.size(); i += kBatch) {
-        try_fit(representative(groups[i].variants), fits[i]);
-        for (size_t v = 0; !fits[i].fitted && v < groups[i].variants.size(); ++v)
-          try_fit(groups[i].variants[v], fits[i]);
+        try_fit(representative(groups[i].variants), firsts[i]);
+        for (size_t v = 0; !firsts[i].fitted && v < groups[i].variants.size(); ++v)
+          try_fit(groups[i].variants[v], firsts[i]);
       }
     });
     for (size_t i = 0; i < groups.size(); ++i) {
       Group& group = groups[i];
-      note_fit(fits[i]);
-      if (!fits[i].fitted) continue;
-      group.fitted = std::move(*fits[i].fitted);
+      note_fit(firsts[i]);
+      if (!firsts[i].fitted) continue;
+      group.fitted = std::move(*firsts[i].fitted);
       group.chosen = group.fitted.plan;
       group.chosen.activation.clear();
       group.chosen.head_chunk_tokens = 0;
@@ -362,7 +362,7 @@ class Search {
       if (!fitted || fitted->device_bytes >= least) continue;
       least = fitted->device_bytes;
       plans.push_back(std::move(*fitted));
-      skip = 2 * skip + 1;
+      skip = 4 * skip + 3;
     }
     for (size_t begin = 0; begin < plans.size(); begin += kBatch) {
       const std::span<const Fitted> batch = std::span(plans).subspan(begin, std::min(kBatch, plans.size() - begin));
