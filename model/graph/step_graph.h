@@ -160,8 +160,9 @@ struct StepGraph {
 StepGraph build_step_graph(const ModelSpec& model, const TrainSpec& train, const Plan& plan);
 
 // The same of rank 0 alone, which stands for all ranks: for simulate() and bound() only, and much smaller. The times
-// are those of the whole graph if ranks_alike(), else close to them: every rank is taken to have as large a part of a
-// unit's last chunk as rank 0, and N chunks that N roots copy at once, to broadcast them, are one copy.
+// are those of the whole graph if ranks_alike() (but for ties, which rounding may break otherwise), else close to them:
+// every rank is taken to have as large a part of a unit's last chunk as rank 0, and N chunks that N roots copy at once,
+// to broadcast them, are one copy.
 StepGraph build_rank_graph(const ModelSpec& model, const TrainSpec& train, const Plan& plan);
 
 // Whether all ranks do exactly the same work at the same time.
