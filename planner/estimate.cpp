@@ -37,12 +37,12 @@ class Estimate {
     double first_forward = forward_s, first_backward = backward_s, last_backward = backward_s;
     const double further_s = plan_.waves > 1 ? accumulate_s() : 0;
     if (plan_.update == UpdatePolicy::eager) {
-      last_backward = std::max(last_backward, update_s(24));
+      last_backward = std::max(last_backward, update_s(UpdatePart::whole));
     } else {
       last_backward = std::max(last_backward, norm_s());
       const bool split = plan_.update == UpdatePolicy::split;
-      first_forward = std::max(first_forward, update_s(split ? 16 : 24));
-      if (split) first_backward = std::max(first_backward, update_s(16) + further_s);
+      first_forward = std::max(first_forward, update_s(split ? UpdatePart::weights : UpdatePart::whole));
+      if (split) first_backward = std::max(first_backward, update_s(UpdatePart::moments) + further_s);
     }
     if (plan_.waves == 1) {
       last_backward = std::max(first_backward, last_backward);
@@ -150,9 +150,9 @@ class Estimate {
   double source_bytes() const { return sources_ * wire_; }
   double read_s(double bytes) const { return seconds(bytes, hardware_.host.source_gbps * kGiga); }
 
-  // `state_bytes`: of hi, lo, m, v, read and written.
-  double update_s(double state_bytes) const {
-    double worker = seconds(1, hardware_.host.adam_elements_per_s) + read_s((sources_ - 1) * wire_);
+  double update_s(UpdatePart part) const {
+    const double state_bytes = part == UpdatePart::whole ? 24 : 16;  // of hi, lo, m, v, read and written
+    double worker = seconds(1, hardware_.host.update_elements_per_s(part)) + read_s((sources_ - 1) * wire_);
     if (plan_.update == UpdatePolicy::eager) worker += seconds(1, hardware_.host.norm_elements_per_s);
     return pool_s(layers_ + vocabulary_, worker, state_bytes + (plan_.waves > 1 ? 4 : source_bytes()));
   }

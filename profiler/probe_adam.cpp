@@ -45,14 +45,14 @@ class StateSlice {
   }
 
   // The next `count` elements, from the first `sources` sources.
-  void update(int64_t count, int sources) {
+  void update(int64_t count, int sources, UpdatePart part = UpdatePart::whole) {
     if (position_ + count > elements_) position_ = 0;
     std::vector<const void*> pointers;
     for (int i = 0; i < sources; ++i) {
       pointers.push_back(static_cast<const uint16_t*>(gradients_[static_cast<size_t>(i)].data()) + position_);
     }
     adam_update(span<uint16_t>(hi_, count), span<uint16_t>(lo_, count), span<float>(m_, count), span<float>(v_, count),
-                {pointers, sources, DType::bf16}, scalars_, true);
+                {pointers, sources, DType::bf16}, scalars_, true, part);
     position_ += count;
   }
 
@@ -123,6 +123,51 @@ class AdamProbe final : public Probe {
     }
     return found;
   }
+};
+
+class SplitProbe final : public Probe {
+ public:
+  std::string key() const override { return "host.split"; }
+  std::string method() const override {
+    return "the two passes of a split update in turn, adam_update's weights and moments (18 B of traffic an element "
+           "each), with one bf16 gradient source and one thread";
+  }
+  std::optional<std::string> waived(const ProbeContext& context) const override { return too_little_memory(context); }
+
+  std::vector<Measurement> run(const ProbeContext& context) const override {
+    const int64_t elements = slice_elements(context, 1, 1);
+    const int64_t count = std::min(kElementsPerCall, elements);
+    StateSlice slice(elements, 1);
+    std::vector<Measurement> points;
+    for (UpdatePart part : kParts) {
+      points.push_back(
+          {"seconds", "s", {{"part", part_number(part)}, {"elements", static_cast<double>(count)}}, {}, true});
+    }
+    return context.harness(1).measure(std::move(points), [&] {
+      std::vector<double> seconds;
+      for (UpdatePart part : kParts) {
+        seconds.push_back(seconds_together(1, [&](int) { slice.update(count, 1, part); }));
+      }
+      return seconds;
+    });
+  }
+
+  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
+                            HardwareSpec& spec) const override {
+    std::vector<Finding> found;
+    const auto take = [&](UpdatePart part, double& rate, const std::string& field) {
+      const Measurement& m = find(measured, "seconds", {{"part", part_number(part)}});
+      rate = m.parameters.at("elements") / median(m.repeats);
+      found.push_back(finding(field, rate, "elements/s", relative_error(m.repeats)));
+    };
+    take(UpdatePart::weights, spec.host.split_weights_elements_per_s, "host.split_weights_elements_per_s");
+    take(UpdatePart::moments, spec.host.split_moments_elements_per_s, "host.split_moments_elements_per_s");
+    return found;
+  }
+
+ private:
+  static constexpr std::array<UpdatePart, 2> kParts{UpdatePart::weights, UpdatePart::moments};
+  static double part_number(UpdatePart part) { return static_cast<double>(part); }
 };
 
 class NormProbe final : public Probe {
@@ -210,6 +255,7 @@ class SourcesProbe final : public Probe {
 }  // namespace
 
 std::unique_ptr<Probe> make_host_adam() { return std::make_unique<AdamProbe>(); }
+std::unique_ptr<Probe> make_host_split() { return std::make_unique<SplitProbe>(); }
 std::unique_ptr<Probe> make_host_norm() { return std::make_unique<NormProbe>(); }
 std::unique_ptr<Probe> make_host_sources() { return std::make_unique<SourcesProbe>(); }
 

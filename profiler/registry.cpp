@@ -6,6 +6,7 @@
   X(machine)                   \
   X(host_dram)                 \
   X(host_adam)                 \
+  X(host_split)                \
   X(host_norm)                 \
   X(host_sources)              \
   X(copy_h2d)                  \

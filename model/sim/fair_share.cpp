@@ -1,12 +1,37 @@
 #include "model/sim/fair_share.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace slidedp {
 
-FairShare::FairShare(std::vector<double> capacities)
-    : capacities_(std::move(capacities)), states_(capacities_.size()) {}
+double Resource::least_capacity() const {
+  double kept = 1;
+  for (const Loss& loss : losses) kept -= loss.share;
+  return capacity * kept;
+}
+
+FairShare::FairShare(std::span<const Resource> resources) : states_(resources.size()) {
+  for (const Resource& resource : resources) {
+    for (const Loss& loss : resource.losses) {
+      effects_.push_back({static_cast<ResourceId>(full_.size()), loss.beside, loss.share * resource.capacity});
+    }
+    full_.push_back(resource.capacity);
+  }
+  capacities_ = full_;
+}
+
+// By what all tasks want at full speed.
+void FairShare::reduce_capacities() {
+  for (const Effect& effect : effects_) {
+    const auto on = static_cast<size_t>(effect.on);
+    capacities_[on] = full_[on];
+  }
+  for (const Effect& effect : effects_) {
+    const auto by = static_cast<size_t>(effect.by);
+    if (states_[by].users == 0) continue;
+    capacities_[static_cast<size_t>(effect.on)] -= effect.most * std::min(1.0, states_[by].rising / full_[by]);
+  }
+}
 
 void FairShare::settle(std::span<const Load> loads, double speed) {
   for (const Load& load : loads) {
@@ -29,6 +54,7 @@ void FairShare::share(std::span<const std::span<const Load>> tasks, std::span<do
       state.rising += load.rate;
     }
   }
+  reduce_capacities();
   double level = 0;
   while (!rising_.empty()) {
     double next = 1;

@@ -22,12 +22,18 @@ double needed(double rate, const char* key) {
   return rate;
 }
 
-// Work that takes as long as the slowest of its demands.
-void demand(TaskCost& cost, const std::vector<Resource>& resources, ResourceId id, double amount, const char* key) {
+// Work that takes as long as the slowest of its demands. `times`: as many ranks do it at the same time.
+void demand(TaskCost& cost, const std::vector<Resource>& resources, ResourceId id, double amount, const char* key,
+            int times = 1) {
   if (amount <= 0) return;
   const double capacity = needed(resources[static_cast<size_t>(id)].capacity, key);
-  cost.demands.push_back({id, amount});
+  cost.demands.push_back({id, times * amount});
   cost.solo_s = std::max(cost.solo_s, amount / capacity);
+}
+
+std::vector<Loss> losses(std::vector<Loss> all) {
+  std::erase_if(all, [](const Loss& loss) { return loss.share == 0; });
+  return all;
 }
 
 double host_bytes(const Work& work) { return static_cast<double>(work.host_read_bytes + work.host_write_bytes); }
@@ -41,12 +47,15 @@ CostModel::CostModel(const StepGraph& graph, const HardwareSpec& hardware)
   resources_ = {{"root h2d", pcie.root_h2d_gbps * kGiga},
                 {"root d2h", pcie.root_d2h_gbps * kGiga},
                 {"host DRAM", host.dram_gbps * kGiga},
-                {"CPU streaming", host.cpu_stream_gbps * kGiga},
+                {"CPU streaming", host.cpu_stream_gbps * kGiga,
+                 losses({{id(Shared::root_h2d), host.stream_loss_h2d}, {id(Shared::root_d2h), host.stream_loss_d2h}})},
                 {"CPU cores", static_cast<double>(host.cores)}};
   for (int rank = 0; rank < graph.ranks(); ++rank) {
     resources_.push_back({fmt::format("rank {} compute units", rank), 1.0});
-    resources_.push_back({fmt::format("rank {} h2d link", rank), pcie.h2d.gbps * kGiga});
-    resources_.push_back({fmt::format("rank {} d2h link", rank), pcie.d2h.gbps * kGiga});
+    resources_.push_back({fmt::format("rank {} h2d link", rank), pcie.h2d.gbps * kGiga,
+                          losses({{id(Shared::cpu_stream), pcie.h2d_loss}})});
+    resources_.push_back({fmt::format("rank {} d2h link", rank), pcie.d2h.gbps * kGiga,
+                          losses({{id(Shared::cpu_stream), pcie.d2h_loss}})});
     resources_.push_back({fmt::format("rank {} duplex link", rank), pcie.duplex_gbps * kGiga});
   }
 }
@@ -93,7 +102,7 @@ TaskCost CostModel::cost(const Task& task) const {
   if (cpu_backend_) {
     // Threads beyond the cores do no further work, so they demand no more than there is.
     const double cores = std::clamp(device_cores, 1.0, std::max(1.0, static_cast<double>(hardware_.host.cores)));
-    demand(cost, resources_, id(Shared::cores), cores * cost.solo_s, "host.cores");
+    demand(cost, resources_, id(Shared::cores), cores * cost.solo_s, "host.cores", graph_->alike);
   }
   return cost;
 }
@@ -104,18 +113,18 @@ void CostModel::copy(const Task& task, TaskCost& cost) const {
   cost.latency_s = down ? hardware_.pcie.h2d.latency_s : hardware_.pcie.d2h.latency_s;
   if (down) {
     demand(cost, resources_, id(PerRank::h2d_link, task.rank), bytes, "pcie.h2d.gbps");
-    demand(cost, resources_, id(Shared::root_h2d), bytes, "pcie.root_h2d_gbps");
+    demand(cost, resources_, id(Shared::root_h2d), bytes, "pcie.root_h2d_gbps", graph_->alike);
   } else {
     demand(cost, resources_, id(PerRank::d2h_link, task.rank), bytes, "pcie.d2h.gbps");
-    demand(cost, resources_, id(Shared::root_d2h), bytes, "pcie.root_d2h_gbps");
+    demand(cost, resources_, id(Shared::root_d2h), bytes, "pcie.root_d2h_gbps", graph_->alike);
   }
   demand(cost, resources_, id(PerRank::duplex, task.rank), bytes, "pcie.duplex_gbps");
-  demand(cost, resources_, id(Shared::dram), host_bytes(task.work), "host.dram_gbps");
+  demand(cost, resources_, id(Shared::dram), host_bytes(task.work), "host.dram_gbps", graph_->alike);
 }
 
 void CostModel::collective(const Task& task, TaskCost& cost) const {
   const CollectiveSpec& rates = hardware_.collectives;
-  const double ranks = graph_->ranks();
+  const double ranks = graph_->plan.ranks;
   // nccl-tests: the bus carries (N - 1) / N of the full buffer, except in a broadcast, where it carries all of it.
   const bool broadcast = task.kind == TaskKind::broadcast;
   const double bytes = static_cast<double>(task.work.link_bytes) * (broadcast ? 1.0 : (ranks - 1) / ranks);
@@ -164,8 +173,9 @@ double CostModel::worker_s(const Task& task) const {
     return bytes > 0 ? bytes / (needed(host.source_gbps, "host.source_gbps") * kGiga) : 0;
   }
   if (elements <= 0) return 0;
-  const double rate = task.kind == TaskKind::norm ? needed(host.norm_elements_per_s, "host.norm_elements_per_s")
-                                                  : needed(host.adam_elements_per_s, "host.adam_elements_per_s");
+  const double rate = task.kind == TaskKind::norm
+                          ? needed(host.norm_elements_per_s, "host.norm_elements_per_s")
+                          : needed(host.update_elements_per_s(task.part), "host.adam_elements_per_s");
   double seconds = elements / rate;
   if (task.kind == TaskKind::update && graph_->plan.update == UpdatePolicy::eager) {
     // The norm is computed in the same pass (for the log), from gradients in the core's cache.

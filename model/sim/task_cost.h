@@ -5,19 +5,10 @@
 #include <vector>
 
 #include "model/graph/step_graph.h"
+#include "model/sim/fair_share.h"
 #include "model/spec/hardware_spec.h"
 
 namespace slidedp {
-
-using ResourceId = int;
-
-// Shared things with a capacity. Per rank the compute units, both link directions and the duplex link; per host the
-// root complex in each direction, the memory controller, the CPU's streaming capacity and the cores. The fabric needs
-// none: collectives of one rank run one after another on its comm lane, at the measured all-rank bus bandwidth.
-struct Resource {
-  std::string name;     // "rank 0 h2d link", "host DRAM"
-  double capacity = 0;  // units per second (bytes/s; 1 for compute units; cores)
-};
 
 struct Demand {
   ResourceId resource;
@@ -26,11 +17,19 @@ struct Demand {
 
 struct TaskCost {
   double latency_s = 0;  // fixed time before the work; demands nothing
-  double solo_s = 0;     // time of the work when nothing else runs; >= amount / capacity of every demand
+  double solo_s = 0;     // time of the work when nothing else runs; >= amount / capacity of every demand of one rank
   std::vector<Demand> demands;
   double alone_s() const { return latency_s + solo_s; }
 };
 
+// The machine's resources. Per rank the compute units (capacity 1), both link directions and the duplex link; per host
+// the root complex in each direction, the memory controller, the CPU's streaming capacity (all bytes/s) and the cores.
+// The fabric needs none: collectives of one rank run one after another on its comm lane, at the measured all-rank bus
+// bandwidth. DMA and the CPU's streams share the memory controller, but get in each other's way before it is full: link
+// directions lose to CPU streaming, and CPU streaming loses to the root in each direction, as the profile's losses say.
+//
+// In a graph of one rank that stands for several (StepGraph::alike) its tasks demand of the host what all of them do.
+//
 // Refers to the graph, which must outlive it; the hardware profile is copied.
 class CostModel {
  public:

@@ -27,7 +27,21 @@ std::optional<Problem> check_hardware(const HardwareSpec& spec) {
       return Problem{key, fmt::format("is 0, but must be greater than 0 with {} GPUs", spec.gpus)};
     }
   }
+  const double stream_loss = spec.host.stream_loss_h2d + spec.host.stream_loss_d2h;
+  if (stream_loss >= 1) {
+    return Problem{"host.stream_loss_h2d",
+                   fmt::format("and host.stream_loss_d2h are {} together, but must be less than 1", stream_loss)};
+  }
   return std::nullopt;
+}
+
+double HostSpec::update_elements_per_s(UpdatePart part) const {
+  // Bytes an element with one bf16 source: Adam reads and writes hi, lo, m and v; the weights' pass only reads m and v,
+  // the moments' pass does not touch hi and lo.
+  constexpr double kWholeBytes = 26, kPassBytes = 18;
+  if (part == UpdatePart::whole) return adam_elements_per_s;
+  const double measured = part == UpdatePart::weights ? split_weights_elements_per_s : split_moments_elements_per_s;
+  return measured > 0 ? measured : adam_elements_per_s * kWholeBytes / kPassBytes;
 }
 
 HardwareSpec load_hardware_spec(const std::filesystem::path& file) {

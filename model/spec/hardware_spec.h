@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "model/base/types.h"
+
 namespace slidedp {
 
 // Time of a transfer alone = latency_s + bytes / (gbps * 1e9).
@@ -28,6 +30,9 @@ struct PcieSpec {
   LinkRate h2d, d2h;                            // one rank alone, one direction
   double duplex_gbps = 0;                       // one rank, both directions at once, sum
   double root_h2d_gbps = 0, root_d2h_gbps = 0;  // all ranks at once, sum over ranks
+  // Parts of h2d.gbps and d2h.gbps that are lost while the CPU's cores stream all that they can (cpu_stream_gbps);
+  // beside cores that stream a share of it, that share of the loss. 0: not measured.
+  double h2d_loss = 0, d2h_loss = 0;
   bool operator==(const PcieSpec&) const = default;
 };
 
@@ -61,7 +66,16 @@ struct HostSpec {
   double adam_elements_per_s = 0;  // one gradient source
   double norm_elements_per_s = 0;  // one gradient source
   double source_gbps = 0;          // each further gradient source, bytes read by one thread
+  // Per thread, the two passes of a split update, one gradient source. 0: not measured; then each moves its
+  // bytes at Adam's rate.
+  double split_weights_elements_per_s = 0, split_moments_elements_per_s = 0;
+  // Parts of cpu_stream_gbps that are lost while copies in one direction run at root_h2d_gbps or root_d2h_gbps; beside
+  // slower copies, their share of it. Both directions add. 0: not measured.
+  double stream_loss_h2d = 0, stream_loss_d2h = 0;
   bool operator==(const HostSpec&) const = default;
+
+  // Elements per second of one worker thread in an update or one part of it.
+  double update_elements_per_s(UpdatePart part) const;
 };
 
 struct HardwareSpec {

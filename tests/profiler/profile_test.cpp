@@ -97,7 +97,8 @@ TEST(Registry, KeysAndMethodsAreUniqueAndSaid) {
     EXPECT_EQ(probe->key().find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789._"), std::string::npos)
         << probe->key() << ": keys are stable words for the database and the command line";
   }
-  EXPECT_THAT(keys, testing::IsSupersetOf({"copy.h2d", "copy.d2h", "host.adam", "kernel.layer", "kernel.head"}));
+  EXPECT_THAT(
+      keys, testing::IsSupersetOf({"copy.h2d", "copy.d2h", "host.adam", "host.split", "kernel.layer", "kernel.head"}));
 }
 
 TEST(Registry, KernelsAreWaivedWhenMemoryIsShort) {

@@ -9,12 +9,18 @@
 namespace slidedp {
 namespace {
 
-std::vector<double> speeds(const std::vector<double>& capacities, const std::vector<std::vector<Load>>& tasks) {
-  FairShare sharing(capacities);
+std::vector<double> speeds_on(const std::vector<Resource>& resources, const std::vector<std::vector<Load>>& tasks) {
+  FairShare sharing(resources);
   std::vector<std::span<const Load>> loads(tasks.begin(), tasks.end());
   std::vector<double> result(tasks.size());
   sharing.share(loads, result);
   return result;
+}
+
+std::vector<double> speeds(const std::vector<double>& capacities, const std::vector<std::vector<Load>>& tasks) {
+  std::vector<Resource> resources;
+  for (double capacity : capacities) resources.push_back({"", capacity});
+  return speeds_on(resources, tasks);
 }
 
 TEST(FairShare, TasksThatFitRunAtFullSpeed) {
@@ -40,6 +46,28 @@ TEST(FairShare, WhatAStoppedTaskLeavesGoesToTheOthers) {
 TEST(FairShare, TwoResourcesThatFillTogether) {
   const std::vector<double> s = speeds({0.3, 0.3}, {{{0, 0.1}, {1, 0.3}}, {{0, 0.3}, {1, 0.1}}, {{0, 0.2}, {1, 0.2}}});
   for (double speed : s) EXPECT_DOUBLE_EQ(speed, 0.5);
+}
+
+TEST(FairShare, ALoadedResourceTakesCapacityFromAnother) {
+  const std::vector<Resource> resources{{"link", 10, {{1, 0.4}, {2, 0.2}}}, {"a", 8}, {"b", 5}};
+  const std::vector<Load> link{{0, 10}};
+  EXPECT_EQ(speeds_on(resources, {link}), (std::vector<double>{1}));
+  EXPECT_DOUBLE_EQ(speeds_on(resources, {link, {{1, 8}}})[0], 0.6);             // all of a is wanted
+  EXPECT_DOUBLE_EQ(speeds_on(resources, {link, {{1, 6}}})[0], 1 - 0.4 * 0.75);  // three quarters of it
+  EXPECT_DOUBLE_EQ(speeds_on(resources, {link, {{1, 8}}, {{1, 8}}})[0], 0.6);   // more than there is
+  EXPECT_DOUBLE_EQ(speeds_on(resources, {link, {{1, 8}}, {{2, 5}}})[0], 0.4);   // losses add
+  EXPECT_DOUBLE_EQ(speeds_on(resources, {link, link, {{1, 4}}})[1], 0.4);       // 8 of 10 for two that want 10 each
+  EXPECT_EQ(speeds_on(resources, {link, {{1, 8}}})[1], 1);                      // nothing is lost the other way
+  EXPECT_DOUBLE_EQ(resources[0].least_capacity(), 4);
+  // What was lost is there again when the others have gone.
+  FairShare sharing(resources);
+  const std::vector<Load> busy{{1, 8}};
+  const std::vector<std::span<const Load>> both{link, busy}, alone{link};
+  std::vector<double> s(2);
+  sharing.share(both, s);
+  EXPECT_DOUBLE_EQ(s[0], 0.6);
+  sharing.share(alone, std::span(s).first(1));
+  EXPECT_EQ(s[0], 1);
 }
 
 // Where resources fill together, what is left for the smallest demands is rounding error; nobody may starve on it.
@@ -68,15 +96,30 @@ TEST(FairShare, RandomLoadsAreMaxMinFair) {
   std::uniform_real_distribution<double> amount(0.1, 10);
   int slowed = 0;
   for (int round = 0; round < 500; ++round) {
-    std::vector<double> capacities(1 + random() % 6);
-    for (double& capacity : capacities) capacity = 3 * amount(random);
+    std::vector<Resource> resources(1 + random() % 6);
+    for (Resource& resource : resources) {
+      resource.capacity = 3 * amount(random);
+      if (random() % 3 == 0) resource.losses = {{static_cast<ResourceId>(random() % resources.size()), 0.3}};
+    }
     std::vector<std::vector<Load>> tasks(1 + random() % 12);
     for (std::vector<Load>& task : tasks) {
-      for (int r = 0; r < static_cast<int>(capacities.size()); ++r) {
+      for (int r = 0; r < static_cast<int>(resources.size()); ++r) {
         if (random() % 2 == 0) task.push_back({r, amount(random)});
       }
     }
-    const std::vector<double> s = speeds(capacities, tasks);
+    const std::vector<double> s = speeds_on(resources, tasks);
+    std::vector<double> wanted(resources.size(), 0), capacities;
+    for (const std::vector<Load>& task : tasks) {
+      for (const Load& load : task) wanted[static_cast<size_t>(load.resource)] += load.rate;
+    }
+    for (const Resource& resource : resources) {
+      double left = 1;
+      for (const Loss& loss : resource.losses) {
+        const auto beside = static_cast<size_t>(loss.beside);
+        left -= loss.share * std::min(1.0, wanted[beside] / resources[beside].capacity);
+      }
+      capacities.push_back(left * resource.capacity);
+    }
     std::vector<double> used(capacities.size(), 0), fastest(capacities.size(), 0);
     for (size_t i = 0; i < tasks.size(); ++i) {
       for (const Load& load : tasks[i]) {

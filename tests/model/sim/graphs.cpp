@@ -159,6 +159,12 @@ HardwareSpec random_machine(std::mt19937& random) {
   machine.host.dram_gbps = between(random, 2, 60);
   machine.host.cpu_stream_gbps = between(random, 2, 60);
   machine.host.cores = 1 + below(random, 6);
+  if (chance(random, 0.5)) {
+    machine.pcie.h2d_loss = between(random, 0, 0.6);
+    machine.pcie.d2h_loss = between(random, 0, 0.6);
+    machine.host.stream_loss_h2d = between(random, 0, 0.3);
+    machine.host.stream_loss_d2h = between(random, 0, 0.3);
+  }
   return machine;
 }
 

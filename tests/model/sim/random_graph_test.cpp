@@ -180,7 +180,7 @@ class TickSimulator {
  public:
   TickSimulator(const StepGraph& graph, std::span<const TaskCost> costs, std::span<const Resource> resources,
                 size_t steps)
-      : graph_(&graph), costs_(costs), sharing_(capacities(resources)) {
+      : graph_(&graph), costs_(costs), sharing_(resources) {
     for (size_t s = 0; s < steps; ++s) {
       for (size_t i = 0; i < graph.tasks.size(); ++i) {
         const bool runs = in_phase(graph.tasks[i], s);
@@ -214,11 +214,6 @@ class TickSimulator {
     bool started = false;
     double end_s = -1;
   };
-  static std::vector<double> capacities(std::span<const Resource> resources) {
-    std::vector<double> values;
-    for (const Resource& resource : resources) values.push_back(resource.capacity);
-    return values;
-  }
   const Job& job(size_t step, size_t task) const { return jobs_[step * graph_->tasks.size() + task]; }
   bool done(size_t step, size_t task) const { return job(step, task).end_s >= 0; }
 

@@ -76,6 +76,28 @@ TEST(TaskCost, UpdateReadsFurtherSourcesAtTheirOwnRate) {
   EXPECT_DOUBLE_EQ(model.cost(accumulate).alone_s(), 8000 / 4e9);
 }
 
+TEST(TaskCost, PassesOfASplitUpdateHaveTheirOwnRates) {
+  GraphMaker maker(1);
+  maker.update(0.1, 0);
+  const StepGraph graph = maker.finish();
+  HardwareSpec machine = round_machine();
+  machine.host.adam_elements_per_s = 9e8;
+  Task task = graph.tasks[0];
+  const auto seconds = [&](UpdatePart part) {
+    task.part = part;
+    return CostModel(graph, machine).cost(task).alone_s();
+  };
+  // Not measured: 18 of the 26 bytes that the whole update moves.
+  EXPECT_DOUBLE_EQ(seconds(UpdatePart::whole), 1e8 / 9e8);
+  EXPECT_DOUBLE_EQ(seconds(UpdatePart::weights), 1e8 / 13e8);
+  EXPECT_DOUBLE_EQ(seconds(UpdatePart::moments), 1e8 / 13e8);
+  machine.host.split_weights_elements_per_s = 2e9;
+  machine.host.split_moments_elements_per_s = 4e9;
+  EXPECT_DOUBLE_EQ(seconds(UpdatePart::whole), 1e8 / 9e8);
+  EXPECT_DOUBLE_EQ(seconds(UpdatePart::weights), 0.05);
+  EXPECT_DOUBLE_EQ(seconds(UpdatePart::moments), 0.025);
+}
+
 TEST(TaskCost, AStreamCapSlowsOneWorkerToo) {
   GraphMaker maker(1);
   maker.update(0.1, 0, {}, 2'000'000'000);

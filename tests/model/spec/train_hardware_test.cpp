@@ -1,6 +1,7 @@
 // The training and hardware specs' YAML, and through them the strict reader.
 #include <cmath>
 #include <limits>
+#include <sstream>
 
 #include "model/spec/hardware_spec.h"
 #include "model/spec/train_spec.h"
@@ -174,10 +175,10 @@ HardwareSpec sample_hardware() {
   spec.measured = true;
   spec.gpus = 4;
   spec.device = {"null", "cuda", 22 * (int64_t{1} << 30), 12345};
-  spec.pcie = {{1.0 / 3, 55.5}, {1e-6, 54.25}, 98.1, 200.7, 190.3};
+  spec.pcie = {{1.0 / 3, 55.5}, {1e-6, 54.25}, 98.1, 200.7, 190.3, 0.36, 0.1 + 0.2};
   spec.collectives = {{1e-5, 101}, {2e-5, 102}, {3e-5, 103}};
   spec.kernels = {{6e5, 1e-3}, {5e5, 0}, {4e5, 1}, {3e3, 2}, 4100, 5e-6};
-  spec.host = {16, 125 * (int64_t{1} << 30), 172, 117, 4e8, 3e9, 10};
+  spec.host = {16, 125 * (int64_t{1} << 30), 172, 117, 4e8, 3e9, 10, 7e8, 6e8, 0.0625, 1.0 / 3};
   return spec;
 }
 
@@ -248,6 +249,30 @@ TEST_F(HardwareYaml, CollectivesMayBeUnmeasuredOnOneGpuOnly) {
   }
   spec.gpus = 1;
   EXPECT_EQ(load_hardware_spec(write("hw.yaml", to_yaml(spec))), spec);
+}
+
+TEST_F(HardwareYaml, WhatNeedNotBeMeasuredHasDefaults) {
+  HardwareSpec spec = sample_hardware();
+  spec.pcie.h2d_loss = spec.pcie.d2h_loss = 0;
+  spec.host.stream_loss_h2d = spec.host.stream_loss_d2h = 0;
+  spec.host.split_weights_elements_per_s = spec.host.split_moments_elements_per_s = 0;
+  std::string text;
+  std::istringstream lines(to_yaml(sample_hardware()));
+  int dropped = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const bool optional = line.find("loss") != std::string::npos || line.find("split") != std::string::npos;
+    dropped += optional ? 1 : 0;
+    if (!optional) text += line + "\n";
+  }
+  EXPECT_EQ(dropped, 6);
+  EXPECT_EQ(load_hardware_spec(write("hw.yaml", text)), spec);
+}
+
+TEST_F(HardwareYaml, LossesLeaveSomething) {
+  EXPECT_THAT(refused(" h2d_loss: 0.36", " h2d_loss: 1"), AllOf(HasSubstr("pcie.h2d_loss"), HasSubstr("below 1")));
+  HardwareSpec spec = sample_hardware();
+  spec.host.stream_loss_h2d = spec.host.stream_loss_d2h = 0.5;
+  EXPECT_THAT(refused(to_yaml(spec)), AllOf(HasSubstr("host.stream_loss_h2d"), HasSubstr("less than 1")));
 }
 
 TEST_F(HardwareYaml, OtherRules) {
