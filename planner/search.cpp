@@ -1,9 +1,15 @@
 #include "planner/search.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <deque>
+#include <future>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "model/base/format.h"
@@ -14,9 +20,12 @@
 namespace slidedp {
 namespace {
 
-constexpr size_t kFinalists = 6;            // groups of the second stage, fewer if the tasks allow no more
-constexpr size_t kBetween = 8;              // choices of activation with offload that are estimated for a combination
-constexpr int64_t kStageTasks = 1'200'000;  // simulated in each of the two stages: seconds
+constexpr size_t kFinalists = 6;          // groups of the second stage, fewer if the tasks allow no more
+constexpr size_t kBetween = 8;            // choices of activation with offload that are estimated for a combination
+constexpr int64_t kStageTasks = 300'000;  // of one rank, simulated in each of the two stages: half a second
+constexpr int64_t kExactTasks = 150'000;  // of all ranks, of the plans that are priced once more at the end
+// Plans priced at the same time, by a thread each. What is pruned depends on it, so it is the same on all machines.
+constexpr size_t kBatch = 4;
 
 // Steps that differ by less than a nanosecond are equal: the difference is rounding.
 int64_t nanoseconds(PredictedSeconds time) { return std::llround(time.seconds * 1e9); }
@@ -27,9 +36,17 @@ struct Fitted {
   int64_t device_bytes = 0, host_bytes = 0;
 };
 
+// A plan's price.
+struct Priced {
+  bool exact = false;  // else of one rank that stands for others, which are not quite alike
+  Bound bound;
+  std::optional<Simulation> simulation;  // none: the bound rules it out
+};
+
 // What was simulated of one combination.
 struct Solved {
   std::vector<Candidate> candidates;
+  std::vector<bool> exact;  // by candidate
   int64_t fastest_ns = std::numeric_limits<int64_t>::max();
 };
 
@@ -42,39 +59,41 @@ class Search {
   void run_exhaustive(const std::vector<Combination>& all) {
     const std::vector<ActivationCounts> choices = activation_choices(problem_);
     for (const Combination& combination : all) {
-      const CombinationMemory memory(problem_, combination);
-      Solved solved;
-      bool any = false;
+      const CombinationMemory& memory = memory_of(combination);
+      std::vector<Fitted> plans;
       for (const ActivationCounts counts : choices) {
-        if (const auto fitted = fit(combination, memory, counts)) {
-          any = true;
-          price(*fitted, solved);
-        }
+        if (auto fitted = fit(combination, memory, counts)) plans.push_back(std::move(*fitted));
       }
-      if (!any) note_over_memory(combination, memory);
+      if (plans.empty()) trials_.push_back(over_memory(combination, memory));
+      Solved solved;
+      price(plans, solved);
       keep(std::move(solved));
     }
   }
 
   void run_two_stages(const std::vector<Combination>& all) {
+    two_stages_ = true;
     std::vector<Group> groups = estimated_groups(all);
     const size_t simulated = simulate_groups(groups);
     groups.resize(simulated);
     std::ranges::stable_sort(groups, {}, &Group::step_ns);
     int64_t tasks = 0;
+    std::vector<Fitted> variants;
     for (size_t i = 0; i < groups.size() && i < kFinalists; ++i) {
       for (const Combination& variant : groups[i].variants) {
         if (variant == groups[i].chosen) continue;
-        tasks += estimate_tasks(problem_, variant);
+        tasks += estimate_rank_tasks(problem_, variant);
         if (tasks > kStageTasks) break;
-        if (const auto fitted = cheapest_fit(variant)) {
-          Solved solved;
-          price(*fitted, solved);
-          keep(std::move(solved));
-        }
+        FirstFit found;
+        try_fit(variant, found);
+        note_fit(found);
+        if (found.fitted) variants.push_back(std::move(*found.fitted));
       }
     }
-    if (found()) refine_winner();
+    price_each(variants);
+    if (!found()) return;
+    refine_winner();
+    make_exact();
   }
 
   bool found() const { return !solved_.empty(); }
@@ -113,8 +132,24 @@ class Search {
     return rank_key(nanoseconds(candidate.step), nanoseconds(fastest_), candidate.device_bytes, candidate.host_bytes);
   }
 
-  Candidate& best_of(Solved& solved) const {
-    return *std::ranges::min_element(solved.candidates, {}, [&](const Candidate& c) { return key(c); });
+  size_t best_index(Solved& solved) const {
+    const auto best = std::ranges::min_element(solved.candidates, {}, [&](const Candidate& c) { return key(c); });
+    return static_cast<size_t>(best - solved.candidates.begin());
+  }
+  Candidate& best_of(Solved& solved) const { return solved.candidates[best_index(solved)]; }
+
+  // Looked up, where only what memory does not depend on differs.
+  const CombinationMemory& memory_of(Combination combination) {
+    combination.delivery = Delivery::replicated;
+    combination.threads = {};
+    const auto same = [&](const auto& entry) { return entry.first == combination; };
+    std::unique_lock lock(memories_mutex_);
+    auto& known = memories_[{combination.chunk_elements, combination.micro_batch_rows}];
+    if (const auto found = std::ranges::find_if(known, same); found != known.end()) return found->second;
+    lock.unlock();
+    CombinationMemory memory(problem_, combination);
+    lock.lock();
+    return known.emplace_back(combination, std::move(memory)).second;
   }
 
   // The largest head chunk that fits, if any does. Only the temporaries depend on it.
@@ -137,26 +172,20 @@ class Search {
     return fitted;
   }
 
-  // Notes the smallest plan of a combination of which nothing fits.
-  void note_over_memory(const Combination& combination, const CombinationMemory& memory) {
+  // The smallest plan of a combination of which nothing fits.
+  Trial over_memory(const Combination& combination, const CombinationMemory& memory) const {
     const size_t last = memory.head_chunks().size() - 1;
     const ActivationCounts counts = memory.smallest(budgets_.host_bytes);
     Plan plan = complete(problem_, combination, counts, memory.head_chunks()[last]);
-    trials_.push_back({std::move(plan), Trial::Outcome::over_memory, memory.device_bytes(counts, last),
-                       memory.host_bytes(counts), 0});
+    return {std::move(plan), Trial::Outcome::over_memory, memory.device_bytes(counts, last), memory.host_bytes(counts),
+            0};
   }
 
   // Of the plans with little extra compute time that fit, without or with offload, the one with the best estimate.
-  std::optional<Fitted> cheapest_fit(const Combination& combination) {
-    const CombinationMemory memory(problem_, combination);
-    ++result_.considered;
+  std::optional<Fitted> cheapest_fit(const Combination& combination, const CombinationMemory& memory) const {
     const size_t last = memory.head_chunks().size() - 1;
     const ActivationCounts least = memory.smallest(budgets_.host_bytes);
-    if (!fits(memory.device_bytes(least, last), memory.host_bytes(least), budgets_)) {
-      ++result_.over_memory;
-      note_over_memory(combination, memory);
-      return std::nullopt;
-    }
+    if (!fits(memory.device_bytes(least, last), memory.host_bytes(least), budgets_)) return std::nullopt;
     // The least extra compute with and without offload, and a few choices between: they copy less and compute more.
     const size_t choices = without_offload_.size();
     size_t first = choices, resident = 0;
@@ -189,25 +218,89 @@ class Search {
     return std::nullopt;
   }
 
-  // Simulates the plan unless its bound rules it out.
-  void price(const Fitted& fitted, Solved& solved) {
-    const StepGraph graph = build_step_graph(problem_.model, problem_.train, fitted.plan);
-    const Bound lower = bound(graph, problem_.hardware);
-    Trial trial{fitted.plan, Trial::Outcome::pruned, fitted.device_bytes, fitted.host_bytes, lower.step.seconds};
-    if (cannot_win(lower.step, solved)) {
+  // The first of some combinations of which a plan fits, and those before it.
+  struct FirstFit {
+    std::optional<Fitted> fitted;
+    std::vector<Trial> over_memory;
+  };
+
+  // Safe in threads.
+  void try_fit(const Combination& combination, FirstFit& found) {
+    const CombinationMemory& memory = memory_of(combination);
+    found.fitted = cheapest_fit(combination, memory);
+    if (!found.fitted) found.over_memory.push_back(over_memory(combination, memory));
+  }
+
+  void note_fit(FirstFit& found) {
+    const auto over = static_cast<int64_t>(found.over_memory.size());
+    result_.considered += over + (found.fitted ? 1 : 0);
+    result_.over_memory += over;
+    std::ranges::move(found.over_memory, std::back_inserter(trials_));
+  }
+
+  // Simulates the plan unless its bound rules it out: all ranks, or in two stages one that stands for all.
+  Priced priced(const Plan& plan, const Solved& solved) const {
+    const StepGraph graph = two_stages_ ? build_rank_graph(problem_.model, problem_.train, plan)
+                                        : build_step_graph(problem_.model, problem_.train, plan);
+    Priced result;
+    result.exact = !two_stages_ || ranks_alike(graph);
+    result.bound = bound(graph, problem_.hardware);
+    if (!cannot_win(result.bound.step, solved)) result.simulation = simulate(graph, problem_.hardware);
+    return result;
+  }
+
+  // Calls work(0) to work(count - 1), each in a thread of its own. What the first of them throws is thrown.
+  template <typename Work>
+  static void in_threads(size_t count, const Work& work) {
+    std::vector<std::future<void>> running;
+    for (size_t i = 0; i < count; ++i) running.push_back(std::async(std::launch::async, [&work, i] { work(i); }));
+    for (std::future<void>& done : running) done.get();
+  }
+
+  // The plans of one combination. Those of a batch know of each other's steps only afterwards.
+  void price(std::span<const Fitted> plans, Solved& solved) {
+    for (size_t begin = 0; begin < plans.size(); begin += kBatch) {
+      const size_t count = std::min(kBatch, plans.size() - begin);
+      std::array<Priced, kBatch> prices;
+      in_threads(count, [&](size_t i) { prices[i] = priced(plans[begin + i].plan, solved); });
+      for (size_t i = 0; i < count; ++i) note(plans[begin + i], std::move(prices[i]), solved);
+    }
+  }
+
+  // The only plans that are priced of as many combinations. Returns the steps; the greatest number for a pruned plan.
+  std::vector<int64_t> price_each(std::span<const Fitted> plans) {
+    std::vector<int64_t> steps;
+    for (size_t begin = 0; begin < plans.size(); begin += kBatch) {
+      const size_t count = std::min(kBatch, plans.size() - begin);
+      std::array<Priced, kBatch> prices;
+      in_threads(count, [&](size_t i) { prices[i] = priced(plans[begin + i].plan, {}); });
+      for (size_t i = 0; i < count; ++i) {
+        Solved solved;
+        note(plans[begin + i], std::move(prices[i]), solved);
+        steps.push_back(solved.fastest_ns);
+        keep(std::move(solved));
+      }
+    }
+    return steps;
+  }
+
+  void note(const Fitted& fitted, Priced priced, Solved& solved) {
+    Trial trial{fitted.plan, Trial::Outcome::pruned, fitted.device_bytes, fitted.host_bytes, priced.bound.step.seconds};
+    if (!priced.simulation) {
       ++result_.pruned_by_bound;
       trials_.push_back(std::move(trial));
       return;
     }
-    const Simulation simulation = simulate(graph, problem_.hardware);
+    const Simulation& simulation = *priced.simulation;
     ++result_.simulated;
     trial.outcome = Trial::Outcome::simulated;
     trial.seconds = simulation.step.seconds;
     trials_.push_back(std::move(trial));
     if (fastest_.seconds == 0 || simulation.step < fastest_) fastest_ = simulation.step;
     solved.fastest_ns = std::min(solved.fastest_ns, nanoseconds(simulation.step));
-    solved.candidates.push_back({fitted.plan, lower.step, simulation.step, simulation.exposed, simulation.bottleneck,
-                                 fitted.device_bytes, fitted.host_bytes});
+    solved.candidates.push_back({fitted.plan, priced.bound.step, simulation.step, simulation.exposed,
+                                 simulation.bottleneck, fitted.device_bytes, fitted.host_bytes});
+    solved.exact.push_back(priced.exact);
   }
 
   // Whether a plan with this bound ranks behind another of its combination, or behind as many combinations as are kept,
@@ -236,11 +329,19 @@ class Search {
       if (groups.empty() || group_key(groups.back().variants.front()) != group_key(combination)) groups.emplace_back();
       groups.back().variants.push_back(combination);
     }
-    for (Group& group : groups) {
-      std::optional<Fitted> fitted = cheapest_fit(representative(group.variants));
-      for (size_t i = 0; !fitted && i < group.variants.size(); ++i) fitted = cheapest_fit(group.variants[i]);
-      if (!fitted) continue;
-      group.fitted = std::move(*fitted);
+    std::vector<FirstFit> firsts(groups.size());
+    in_threads(kBatch, [&](size_t thread) {
+      for (size_t i = thread; i < groups.size(); i += kBatch) {
+        try_fit(representative(groups[i].variants), firsts[i]);
+        for (size_t v = 0; !firsts[i].fitted && v < groups[i].variants.size(); ++v)
+          try_fit(groups[i].variants[v], firsts[i]);
+      }
+    });
+    for (size_t i = 0; i < groups.size(); ++i) {
+      Group& group = groups[i];
+      note_fit(firsts[i]);
+      if (!firsts[i].fitted) continue;
+      group.fitted = std::move(*firsts[i].fitted);
       group.chosen = group.fitted.plan;
       group.chosen.activation.clear();
       group.chosen.head_chunk_tokens = 0;
@@ -255,15 +356,14 @@ class Search {
   size_t simulate_groups(std::vector<Group>& groups) {
     int64_t tasks = 0;
     size_t done = 0;
+    std::vector<Fitted> plans;
     for (; done < groups.size(); ++done) {
-      Group& group = groups[done];
-      tasks += estimate_tasks(problem_, group.chosen);
+      tasks += estimate_rank_tasks(problem_, groups[done].chosen);
       if (done > 0 && tasks > kStageTasks) break;
-      Solved solved;
-      price(group.fitted, solved);
-      if (!solved.candidates.empty()) group.step_ns = solved.fastest_ns;
-      keep(std::move(solved));
+      plans.push_back(groups[done].fitted);
     }
+    const std::vector<int64_t> steps = price_each(plans);
+    for (size_t i = 0; i < done; ++i) groups[i].step_ns = steps[i];
     result_.not_tried = static_cast<int64_t>(groups.size() - done);
     return done;
   }
@@ -279,7 +379,8 @@ class Search {
 
   // Less saved than memory allows costs compute time, and offloading costs copies; but where something else takes
   // longest it can be free, and then it saves memory. So activations that cost more and need less are tried for the
-  // winner, in growing steps, while the bound allows it: more extra compute first, then more layers offloaded.
+  // winner, in growing steps, while some of them are about as fast: more extra compute first, then more layers
+  // offloaded.
   void refine_winner() {
     if (problem_.pins.activation) return;
     Solved& winner = *std::ranges::min_element(solved_, {}, [&](Solved& solved) { return key(best_of(solved)); });
@@ -287,40 +388,103 @@ class Search {
     const ActivationCounts first = activation_counts(combination);
     combination.activation.clear();
     combination.head_chunk_tokens = 0;
-    const CombinationMemory memory(problem_, combination);
+    const CombinationMemory& memory = memory_of(combination);
     int64_t least = winner.candidates.front().device_bytes;
-    const int64_t pruned = result_.pruned_by_bound;
-    // Prices a plan that fits and needs less than the last; returns whether it is one.
-    const auto attempt = [&](ActivationCounts counts) {
-      const auto fitted = largest_head_chunk(combination, memory, counts);
+    std::vector<Fitted> plans;
+    // Takes a plan that fits and needs less than the last; returns whether it is one.
+    const auto take = [&](ActivationCounts counts) {
+      auto fitted = largest_head_chunk(combination, memory, counts);
       if (!fitted || fitted->device_bytes >= least) return false;
-      ++result_.considered;
-      price(*fitted, winner);
       least = fitted->device_bytes;
+      plans.push_back(std::move(*fitted));
       return true;
     };
     size_t at = 0, skip = 0;
     const ActivationCounts resident{first.recompute + first.offload, first.selective};
     while (at < without_offload_.size() && without_offload_[at] != resident) ++at;
-    for (size_t i = at + 1; i < without_offload_.size() && result_.pruned_by_bound == pruned; i += 1 + skip) {
+    for (size_t i = at + 1; i < without_offload_.size(); i += 1 + skip) {
       ActivationCounts counts = without_offload_[i];
       counts.offload = std::min(first.offload, counts.recompute);
       counts.recompute -= counts.offload;
-      if (attempt(counts)) skip = 2 * skip + 1;
+      if (take(counts)) skip = 4 * skip + 3;
     }
+    refine(winner, plans);
+    plans.clear();
+    least = best_of(winner).device_bytes;
     ActivationCounts counts = activation_counts(best_of(winner).plan);
-    for (int more = 1; counts.recompute > 0 && result_.pruned_by_bound == pruned; more *= 2) {
+    for (int more = 1; counts.recompute > 0; more *= 4) {
       more = std::min(more, counts.recompute);
       counts.offload += more;
       counts.recompute -= more;
-      attempt(counts);
+      take(counts);
+    }
+    refine(winner, plans);
+  }
+
+  void refine(Solved& winner, std::span<const Fitted> plans) {
+    for (size_t begin = 0; begin < plans.size(); begin += kBatch) {
+      const std::span<const Fitted> batch = plans.subspan(begin, std::min(kBatch, plans.size() - begin));
+      const size_t before = winner.candidates.size();
+      price(batch, winner);
+      result_.considered += static_cast<int64_t>(batch.size());
+      const auto as_fast = [&](const Candidate& candidate) { return std::get<0>(key(candidate)) <= kRankSteps; };
+      if (std::none_of(winner.candidates.begin() + static_cast<ptrdiff_t>(before), winner.candidates.end(), as_fast)) {
+        return;
+      }
+    }
+  }
+
+  // Prices the best plans once more, with all ranks, where one did not quite stand for the others: as many as the tasks
+  // allow, and on until the best is among them.
+  void make_exact() {
+    int64_t tasks = 0;
+    while (true) {
+      std::vector<Solved*> order;
+      for (Solved& solved : solved_) order.push_back(&solved);
+      std::ranges::stable_sort(order, {}, [&](Solved* solved) { return key(best_of(*solved)); });
+      order.resize(std::min(order.size(), static_cast<size_t>(options_.keep)));
+      const auto rough =
+          std::ranges::find_if(order, [&](Solved* solved) { return !solved->exact[best_index(*solved)]; });
+      if (rough == order.end()) return;
+      const size_t index = best_index(**rough);
+      Candidate& candidate = (*rough)->candidates[index];
+      tasks += estimate_tasks(problem_, candidate.plan);
+      if (rough != order.begin() && tasks > kExactTasks) return;
+      price_exactly(candidate);
+      (*rough)->exact[index] = true;
+      find_fastest();
+    }
+  }
+
+  void price_exactly(Candidate& candidate) {
+    const StepGraph graph = build_step_graph(problem_.model, problem_.train, candidate.plan);
+    const Simulation simulation = simulate(graph, problem_.hardware);
+    candidate.bound = bound(graph, problem_.hardware).step;
+    candidate.step = simulation.step;
+    candidate.exposed = simulation.exposed;
+    candidate.bottleneck = simulation.bottleneck;
+    for (Trial& trial : trials_) {
+      if (trial.outcome == Trial::Outcome::simulated && trial.plan == candidate.plan) {
+        trial.seconds = simulation.step.seconds;
+      }
+    }
+  }
+
+  void find_fastest() {
+    fastest_ = solved_.front().candidates.front().step;
+    for (const Solved& solved : solved_) {
+      for (const Candidate& candidate : solved.candidates) fastest_ = std::min(fastest_, candidate.step);
     }
   }
 
   const SearchProblem& problem_;
+  bool two_stages_ = false;
   Budgets budgets_;
   SearchOptions options_;
   std::vector<ActivationCounts> without_offload_;  // choices of activation
+  // In coarse groups. Found ones keep their places.
+  std::mutex memories_mutex_;
+  std::map<std::pair<int64_t, int64_t>, std::deque<std::pair<Combination, CombinationMemory>>> memories_;
   SearchResult result_;
   PredictedSeconds fastest_;     // of all simulated
   std::vector<Solved> solved_;   // by combination, none empty

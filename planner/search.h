@@ -69,7 +69,9 @@ struct SearchOptions {
   // Up to this many tasks over all plans of the space, every plan is bounded or simulated. Beyond it a search in two
   // stages: first one chunk size, slot count and thread split per route, batching and update policy, best estimate
   // first, then all of them for the best few; always with the activation of least extra compute time that fits, without
-  // or with offload, whichever a rough estimate favours.
+  // or with offload, whichever a rough estimate favours. Both stages simulate one rank that stands for all
+  // (build_rank_graph). Where ranks are not quite alike, as with broadcasts, the best plans are simulated with all ranks
+  // at the end: the first one always, others as far as that is quick.
   int64_t exhaustive_tasks = 2'000'000;
 };
 
@@ -94,7 +96,8 @@ inline RankKey rank_key(int64_t step_ns, int64_t fastest_ns, int64_t device_byte
 }
 
 // Throws Error with ExitCode::nothing_fits that names the binding budget, the smallest demand found and the cheapest
-// change that would fit; ExitCode::failure for a pin that names no field or no legal value. Deterministic.
+// change that would fit; ExitCode::failure for a pin that names no field or no legal value. Deterministic, on any
+// number of cores; runs up to four threads.
 SearchResult search(const ModelSpec&, const TrainSpec&, const HardwareSpec&, const Budgets&, const Pins&,
                     const SearchOptions& options = {});
 

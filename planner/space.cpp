@@ -376,9 +376,14 @@ CombinationMemory::CombinationMemory(const SearchProblem& problem, const Combina
   // Of all micro-batches: a list grows with them, but not beyond the vocabulary.
   const TouchedRows touched = plan_touched_rows(plan, problem.model, problem.train);
   std::array<int64_t, 2> device{}, host{};
+  plan.micro_batches = 1;
+  StepGraph graph = with_buffers(problem, plan, touched, 1);
   for (size_t i = 0; i < 2; ++i) {
-    plan.micro_batches = static_cast<int>(i) + 1;
-    const StepGraph graph = with_buffers(problem, plan, touched, 1);
+    if (i > 0) {
+      graph.plan.micro_batches = 2;
+      graph.buffers.clear();
+      declare_buffers(graph, problem.model, 1);
+    }
     for (const Buffer& buffer : graph.buffers) {
       const int alike = buffer.owner < 0 ? 1 : plan.ranks;
       (buffer.on_host() ? host : device)[i] += alike * buffer.bytes;
@@ -440,12 +445,16 @@ int64_t CombinationMemory::device_bytes(ActivationCounts counts, size_t head_chu
          (counts.selective > 0 ? temporaries_selective_ : temporaries_)[head_chunk];
 }
 
-int64_t estimate_tasks(const SearchProblem& problem, const Plan& plan) {
+static int64_t tasks_of(const SearchProblem& problem, const Plan& plan, int ranks) {
   const TouchedRows touched = plan_touched_rows(plan, problem.model, problem.train);
   const int64_t chunks = problem.layout.elements / plan.chunk_elements + problem.layout.layers + 2 +
                          static_cast<int64_t>(touched.chunks.size());
   const int64_t compute = ((problem.layout.layers + 2) * 3 + 2 * activation_counts(plan).offload) * plan.micro_batches;
-  return plan.waves * (plan.ranks * (chunks * 7 + compute) + 2 * chunks);
+  return plan.waves * (ranks * (chunks * 7 + compute) + 2 * chunks);
 }
+
+int64_t estimate_tasks(const SearchProblem& problem, const Plan& plan) { return tasks_of(problem, plan, plan.ranks); }
+
+int64_t estimate_rank_tasks(const SearchProblem& problem, const Plan& plan) { return tasks_of(problem, plan, 1); }
 
 }  // namespace slidedp

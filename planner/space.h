@@ -94,5 +94,7 @@ class CombinationMemory {
 
 // Rough number of tasks of the plan's step graph: what building and simulating it costs.
 int64_t estimate_tasks(const SearchProblem& problem, const Plan& plan);
+// The same of build_rank_graph.
+int64_t estimate_rank_tasks(const SearchProblem& problem, const Plan& plan);
 
 }  // namespace slidedp

@@ -237,10 +237,6 @@ class Declarer {
 
 int gradient_groups(const ModelLayout& layout, int unit) { return layout.tied && unit == 0 ? 2 : 1; }
 
-BufferTable declare_buffers(StepGraph& graph, const ModelSpec& model) {
-  return declare_buffers(graph, model, graph.plan.ranks);
-}
-
 BufferTable declare_buffers(StepGraph& graph, const ModelSpec& model, int ranks) {
   return Declarer(graph, model).declare(ranks);
 }

@@ -45,9 +45,8 @@ struct BufferTable {
 // Gradients that land separately for a unit: a tied embedding has two (head, lookup), every other unit one.
 int gradient_groups(const ModelLayout& layout, int unit);
 
-// Appends every buffer to graph.buffers. graph.plan, layout, chunks and touched must be set.
-BufferTable declare_buffers(StepGraph& graph, const ModelSpec& model);
-// Only the buffers of the host and of the first `ranks` ranks: all ranks are alike.
+// Appends the buffers of the host and of the first `ranks` ranks (all are alike) to graph.buffers. graph.plan, layout,
+// chunks and touched must be set.
 BufferTable declare_buffers(StepGraph& graph, const ModelSpec& model, int ranks);
 
 }  // namespace slidedp

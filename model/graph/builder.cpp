@@ -9,8 +9,9 @@
 
 namespace slidedp {
 
-Builder::Builder(const ModelSpec& model, const TrainSpec& train, const Plan& plan) : model_(model) {
+Builder::Builder(const ModelSpec& model, const TrainSpec& train, const Plan& plan, int alike) : model_(model) {
   graph_.plan = plan;
+  graph_.alike = alike;
   graph_.layout = make_layout(model);
   int32_t chunks = 0;
   for (const UnitLayout& unit : graph_.layout.units) {
@@ -20,7 +21,7 @@ Builder::Builder(const ModelSpec& model, const TrainSpec& train, const Plan& pla
   }
   total_chunks_ = chunks;
   graph_.touched = plan_touched_rows(plan, model, train);
-  buffers_ = declare_buffers(graph_, model);
+  buffers_ = declare_buffers(graph_, model, graph_.ranks());
   visits_ = plan_visits(graph_.layout, plan);
   wire_bytes_ = size_of(plan.wire);
   accumulator_bytes_ = size_of(plan.accumulator);
@@ -84,7 +85,7 @@ void Builder::touch(Task& task, Role role, AccessMode mode, BufferId buffer, int
 
 void Builder::emit_batch() {
   const int64_t bytes = plan().batch_bytes();
-  for (int rank = 0; rank < plan().ranks; ++rank) {
+  for (int rank = 0; rank < graph_.ranks(); ++rank) {
     Task& task = emit(TaskKind::h2d, {LaneKind::h2d, rank}, -1);
     touch(task, Role::source, AccessMode::read, rank_buffers(rank).batch_host, 0, bytes);
     touch(task, Role::target, AccessMode::write, rank_buffers(rank).batch, 0, bytes);
@@ -119,7 +120,7 @@ void Builder::emit_delivery(const Residency& weights, size_t index) {
   const bool broadcast = plan().delivery == Delivery::broadcast;
   const int root = static_cast<int>(index) % plan().ranks;
   const int64_t shard = chunk.shard_elements(plan().ranks);
-  for (int rank = 0; rank < plan().ranks; ++rank) {
+  for (int rank = 0; rank < graph_.ranks(); ++rank) {
     if (broadcast && rank != root) continue;
     const int64_t begin = chunk.begin + (sharded ? rank * shard : 0);
     const int64_t elements = sharded ? chunk.shard_valid(rank, plan().ranks) : chunk.elements;
@@ -131,30 +132,33 @@ void Builder::emit_delivery(const Residency& weights, size_t index) {
 }
 
 // One rank's h2d of a chunk, or of its part. Touched rows come from anywhere in the matrix.
-Task& Builder::emit_copy(const Residency& weights, size_t index, int rank, int64_t begin, int64_t elements) {
+void Builder::emit_copy(const Residency& weights, size_t index, int rank, int64_t begin, int64_t elements) {
   const Rows rows = weights.touched ? Rows::touched : Rows::all;
+  const Chunk& chunk = chunk_of(weights.unit, index, rows);
   Task& task = emit_chunk(TaskKind::h2d, {LaneKind::h2d, rank}, weights.unit, index, rows);
+  task.work.link_bytes = task.work.host_read_bytes = expected_part(chunk, rows, begin - chunk.begin, elements) * 2;
+  if (plan().delivery == Delivery::broadcast && graph_.alike > 1) {
+    // One rank that stands for all roots: what the others copy at the same time.
+    const std::vector<Chunk>& all = weights.touched ? graph_.touched.chunks : chunks(weights.unit);
+    const Chunk& last = all[std::min(index + static_cast<size_t>(graph_.alike), all.size()) - 1];
+    elements = last.begin + last.elements - begin;
+  }
   const BufferId hi = buffers_.hi[static_cast<size_t>(weights.unit)];
-  int64_t copied = elements;
   if (weights.touched) {
     touch(task, Role::source, AccessMode::read, hi, 0, layout(weights.unit).elements * 2);
     touch(task, Role::touched_rows, AccessMode::read, buffers_.touched_rows,
           (wave_ * graph_.touched.capacity + begin / model_.hidden) * 4, elements / model_.hidden * 4);
-    const Chunk& chunk = graph_.touched.chunks[index];
-    copied = std::clamp<int64_t>(chunk.begin + expected(chunk, rows).elements - begin, 0, elements);
   } else {
     touch(task, Role::source, AccessMode::read, hi, begin * 2, elements * 2);
   }
   touch(task, Role::target, AccessMode::write, weight_slot(rank, weights), begin * 2, elements * 2);
-  task.work.link_bytes = task.work.host_read_bytes = copied * 2;
-  return task;
 }
 
 void Builder::emit_all_gather(const Residency& weights, size_t index) {
   const Rows rows = weights.touched ? Rows::touched : Rows::all;
   const Chunk& chunk = chunk_of(weights.unit, index, rows);
   const int64_t shard = chunk.shard_elements(plan().ranks);
-  for (int rank = 0; rank < plan().ranks; ++rank) {
+  for (int rank = 0; rank < graph_.ranks(); ++rank) {
     Task& task = emit_chunk(TaskKind::all_gather, {LaneKind::comm, rank}, weights.unit, index, rows);
     const BufferId slot = weight_slot(rank, weights);
     touch(task, Role::source, AccessMode::read, slot, (chunk.begin + rank * shard) * 2, shard * 2);
@@ -167,7 +171,7 @@ void Builder::emit_all_gather(const Residency& weights, size_t index) {
 void Builder::emit_broadcast(const Residency& weights, size_t index, int root) {
   const Rows rows = weights.touched ? Rows::touched : Rows::all;
   const Chunk& chunk = chunk_of(weights.unit, index, rows);
-  for (int rank = 0; rank < plan().ranks; ++rank) {
+  for (int rank = 0; rank < graph_.ranks(); ++rank) {
     Task& task = emit_chunk(TaskKind::broadcast, {LaneKind::comm, rank}, weights.unit, index, rows);
     touch(task, Role::target, rank == root ? AccessMode::read : AccessMode::write, weight_slot(rank, weights),
           chunk.begin * 2, chunk.elements * 2);
@@ -179,7 +183,7 @@ void Builder::emit_broadcast(const Residency& weights, size_t index, int root) {
 
 void Builder::emit_compute(const Visit& visit) {
   for (int m = 0; m < plan().micro_batches; ++m) {
-    for (int rank = 0; rank < plan().ranks; ++rank) {
+    for (int rank = 0; rank < graph_.ranks(); ++rank) {
       switch (layout(visit.unit).kind) {
         case UnitKind::embedding:
           visit.backward ? emit_embedding_backward(rank, m) : emit_embedding_forward(visit, rank, m);
@@ -271,7 +275,7 @@ void Builder::emit_head(const Visit& visit, int rank, int m) {
 
 void Builder::emit_loss() {
   const int64_t bytes = plan().loss_bytes();
-  for (int rank = 0; rank < plan().ranks; ++rank) {
+  for (int rank = 0; rank < graph_.ranks(); ++rank) {
     Task& task = emit(TaskKind::d2h, {LaneKind::d2h, rank}, graph_.layout.layers + 1);
     touch(task, Role::source, AccessMode::read, rank_buffers(rank).loss, 0, bytes);
     touch(task, Role::target, AccessMode::write, rank_buffers(rank).loss_host, 0, bytes);
@@ -323,7 +327,20 @@ void Builder::emit_embedding_backward(int rank, int m) {
 }
 
 StepGraph build_step_graph(const ModelSpec& model, const TrainSpec& train, const Plan& plan) {
-  return Builder(model, train, plan).build();
+  return Builder(model, train, plan, 1).build();
+}
+
+StepGraph build_rank_graph(const ModelSpec& model, const TrainSpec& train, const Plan& plan) {
+  return Builder(model, train, plan, plan.ranks).build();
+}
+
+bool ranks_alike(const StepGraph& graph) {
+  const Plan& plan = graph.plan;
+  if (plan.ranks == 1) return true;
+  if (plan.delivery == Delivery::broadcast) return false;
+  if (plan.delivery == Delivery::replicated && plan.reduction == Reduction::cpu) return true;
+  const auto full = [](const std::vector<Chunk>& chunks) { return chunks.back().padded == chunks.back().elements; };
+  return std::ranges::all_of(graph.chunks, full) && (graph.touched.chunks.empty() || full(graph.touched.chunks));
 }
 
 }  // namespace slidedp

@@ -15,7 +15,8 @@ namespace slidedp {
 
 class Builder {
  public:
-  Builder(const ModelSpec& model, const TrainSpec& train, const Plan& plan);
+  // `alike`: 1, or all of the plan's ranks (build_rank_graph).
+  Builder(const ModelSpec& model, const TrainSpec& train, const Plan& plan, int alike);
   StepGraph build();
 
  private:
@@ -35,7 +36,7 @@ class Builder {
   void emit_deliveries(const Visit& visit);
   bool updated(int unit);
   void emit_delivery(const Residency& weights, size_t index);
-  Task& emit_copy(const Residency& weights, size_t index, int rank, int64_t begin, int64_t elements);
+  void emit_copy(const Residency& weights, size_t index, int rank, int64_t begin, int64_t elements);
   void emit_all_gather(const Residency& weights, size_t index);
   void emit_broadcast(const Residency& weights, size_t index, int root);
   void emit_compute(const Visit& visit);
@@ -83,6 +84,7 @@ class Builder {
   // builder_rows.cpp
   bool touched() const { return graph_.touched.capacity > 0; }
   Chunk expected(const Chunk& chunk, Rows rows) const;
+  int64_t expected_part(const Chunk& chunk, Rows rows, int64_t begin, int64_t elements) const;
   int64_t expected_lookup(int64_t elements) const;
   void set_rows(Task& task, Rows rows) const;
   void touch_host(Task& task, Role role, AccessMode mode, BufferId buffer, int64_t element_bytes, int64_t block = 1);

@@ -60,18 +60,18 @@ std::vector<Place> Builder::fixed_places(int unit, int group, size_t chunk) cons
 }
 
 void Builder::emit_reduction(int unit, const std::vector<Place>& places, size_t index, Rows rows) {
-  const Chunk &chunk = chunk_of(unit, index, rows), moved = expected(chunk, rows);
+  const Chunk& chunk = chunk_of(unit, index, rows);
   const bool gpu = plan().reduction == Reduction::gpu;
   const bool cast = plan().accumulator != plan().wire;
   const size_t turn = wire_turn_++ % static_cast<size_t>(plan().wire_slots);
   std::vector<Place> wire;
-  for (int rank = 0; rank < plan().ranks; ++rank) {
+  for (int rank = 0; rank < graph_.ranks(); ++rank) {
     wire.push_back(cast ? emit_cast(unit, index, rank, turn, rows)
                         : Place{gradient_slot(rank, unit), chunk.begin * wire_bytes_});
   }
   if (gpu) emit_reduce_scatter(unit, index, wire, turn, rows);
   const int64_t shard = chunk.shard_elements(plan().ranks);
-  for (int rank = 0; rank < plan().ranks; ++rank) {
+  for (int rank = 0; rank < graph_.ranks(); ++rank) {
     const int64_t elements = gpu ? chunk.shard_valid(rank, plan().ranks) : chunk.elements;
     if (elements == 0) continue;
     Task& task = emit_chunk(TaskKind::d2h, {LaneKind::d2h, rank}, unit, index, rows);
@@ -80,8 +80,8 @@ void Builder::emit_reduction(int unit, const std::vector<Place>& places, size_t 
     const int64_t to_begin = to.begin + (gpu ? rank * shard * wire_bytes_ : 0);
     touch(task, Role::source, AccessMode::read, from.buffer, from.begin, elements * wire_bytes_);
     touch(task, Role::target, AccessMode::write, to.buffer, to_begin, elements * wire_bytes_);
-    const int64_t copied = gpu ? std::clamp<int64_t>(moved.elements - rank * shard, 0, shard) : moved.elements;
-    task.work.link_bytes = task.work.host_write_bytes = copied * wire_bytes_;
+    task.work.link_bytes = task.work.host_write_bytes =
+        expected_part(chunk, rows, gpu ? rank * shard : 0, elements) * wire_bytes_;
   }
 }
 
@@ -99,7 +99,7 @@ Place Builder::emit_cast(int unit, size_t index, int rank, size_t turn, Rows row
 
 void Builder::emit_reduce_scatter(int unit, size_t index, const std::vector<Place>& wire, size_t turn, Rows rows) {
   const Chunk& chunk = chunk_of(unit, index, rows);
-  for (int rank = 0; rank < plan().ranks; ++rank) {
+  for (int rank = 0; rank < graph_.ranks(); ++rank) {
     Task& task = emit_chunk(TaskKind::reduce_scatter, {LaneKind::comm, rank}, unit, index, rows);
     const Place from = wire[static_cast<size_t>(rank)];
     touch(task, Role::source, AccessMode::read, from.buffer, from.begin, chunk.padded * wire_bytes_);

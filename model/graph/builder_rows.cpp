@@ -20,6 +20,13 @@ Chunk Builder::expected(const Chunk& chunk, Rows rows) const {
   return {chunk.begin, elements, elements > 0 ? chunk.padded : 0};
 }
 
+// Of a rank's part of a chunk what it copies. The rows of a list that does not fill a chunk are spread over all ranks.
+int64_t Builder::expected_part(const Chunk& chunk, Rows rows, int64_t begin, int64_t elements) const {
+  const int64_t moved = expected(chunk, rows).elements;
+  if (moved == chunk.elements) return elements;
+  return moved * (begin + elements) / chunk.elements - moved * begin / chunk.elements;
+}
+
 // Of so many elements of the matrix, those in touched rows.
 int64_t Builder::expected_lookup(int64_t elements) const {
   return elements * graph_.touched.expected / model_.vocabulary;

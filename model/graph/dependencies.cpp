@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
 #include <utility>
 
 namespace slidedp {
@@ -26,10 +25,7 @@ class Conflicts {
       found_.push_back(execution);
     }
   }
-  std::vector<Execution> take() {
-    std::sort(found_.begin(), found_.end());
-    return found_;
-  }
+  const std::vector<Execution>& found() const { return found_; }
 
  private:
   Execution self_ = -1;
@@ -44,7 +40,6 @@ struct Accessor {
 };
 
 struct Segment {
-  int64_t end = 0;
   std::vector<Execution> writers;  // the last one, or all of one partition and step
   std::vector<Execution> readers;  // since the last write; of each in-order lane the last one
   std::vector<int> reader_lanes;
@@ -52,17 +47,25 @@ struct Segment {
   std::vector<Execution> before;                    // what the writers of a partition wait for
 };
 
-// Who last touched which bytes of one buffer: disjoint segments by their begin.
+// Who last touched which bytes of one buffer: segments between all the places where accesses begin or end.
 class BufferHistory {
  public:
+  void add_boundaries(const Access& access) {
+    boundaries_.push_back(access.begin);
+    boundaries_.push_back(access.end);
+  }
+  void cut() {
+    std::sort(boundaries_.begin(), boundaries_.end());
+    boundaries_.erase(std::unique(boundaries_.begin(), boundaries_.end()), boundaries_.end());
+    segments_.resize(boundaries_.size());  // the last is empty
+  }
+  void forget() { segments_.assign(segments_.size(), {}); }
+
   // Adds what an access at this point must wait for, and notes the access.
   void touch(const Accessor& accessor, const Access& access, Conflicts& conflicts) {
-    if (access.begin >= access.end) return;
-    cut(access.begin);
-    cut(access.end);
-    fill_gaps(access.begin, access.end);
-    for (auto it = segments_.find(access.begin); it != segments_.end() && it->first < access.end; ++it) {
-      Segment& segment = it->second;
+    const auto begin = std::lower_bound(boundaries_.begin(), boundaries_.end(), access.begin);
+    for (auto at = begin; *at < access.end; ++at) {
+      Segment& segment = segments_[static_cast<size_t>(at - boundaries_.begin())];
       if (!writes(access.mode)) {
         conflicts.add(segment.writers);
         note_reader(accessor, segment);
@@ -100,33 +103,8 @@ class BufferHistory {
     segment.reader_lanes.clear();
   }
 
-  // Makes `at` a segment boundary if it lies inside a segment.
-  void cut(int64_t at) {
-    auto it = segments_.upper_bound(at);
-    if (it == segments_.begin()) return;
-    --it;
-    if (it->first == at || it->second.end <= at) return;
-    Segment right = it->second;
-    it->second.end = at;
-    segments_.emplace(at, std::move(right));
-  }
-
-  void fill_gaps(int64_t begin, int64_t end) {
-    int64_t at = begin;
-    auto it = segments_.lower_bound(begin);
-    while (at < end) {
-      if (it != segments_.end() && it->first == at) {
-        at = it->second.end;
-        ++it;
-        continue;
-      }
-      const int64_t stop = it == segments_.end() ? end : std::min(end, it->first);
-      segments_.emplace_hint(it, at, Segment{stop, {}, {}, {}, {-1, -1}, {}});
-      at = stop;
-    }
-  }
-
-  std::map<int64_t, Segment> segments_;
+  std::vector<int64_t> boundaries_;
+  std::vector<Segment> segments_;  // by the boundary where it begins
 };
 
 // Knows, for every execution, how far each in-order lane has come at least when it starts: the lane's executions up to
@@ -135,9 +113,13 @@ class BufferHistory {
 class Clocks {
  public:
   explicit Clocks(const StepGraph& graph) : graph_(graph), tasks_(static_cast<Execution>(graph.tasks.size())) {
-    position_.resize(graph.tasks.size(), -1);
-    for (const auto& lane : graph.lanes) {
-      for (size_t i = 0; i < lane.size(); ++i) position_[static_cast<size_t>(lane[i])] = static_cast<int32_t>(i);
+    position_.resize(graph.tasks.size());
+    lane_.resize(graph.tasks.size());
+    for (size_t l = 0; l < graph.lanes.size(); ++l) {
+      for (size_t i = 0; i < graph.lanes[l].size(); ++i) {
+        position_[static_cast<size_t>(graph.lanes[l][i])] = static_cast<int32_t>(i);
+        lane_[static_cast<size_t>(graph.lanes[l][i])] = l;
+      }
     }
     for (size_t lane = 0; lane + 1 < graph.lanes.size(); ++lane) {
       column_.push_back(lanes_);
@@ -148,21 +130,19 @@ class Clocks {
   }
 
   bool in_pool(Execution execution) const { return lane(execution) == column_.size(); }
-  size_t lane(Execution execution) const {
-    return static_cast<size_t>(graph_.lane_index(graph_.tasks[static_cast<size_t>(execution % tasks_)].lane));
-  }
+  size_t lane(Execution execution) const { return lane_[task(execution)]; }
   // Place on its lane, counted over both steps.
   int32_t place(Execution execution) const {
     const auto length = static_cast<int32_t>(graph_.lanes[lane(execution)].size());
-    return execution / tasks_ * length + position_[static_cast<size_t>(execution % tasks_)];
+    return (execution >= tasks_ ? length : 0) + position_[task(execution)];
   }
   // The execution before it on its in-order lane, or -1.
   Execution lane_predecessor(Execution execution) const {
     const auto& tasks = graph_.lanes[lane(execution)];
-    const Execution step = execution / tasks_;
-    const auto index = static_cast<size_t>(position_[static_cast<size_t>(execution % tasks_)]);
-    if (index > 0) return step * tasks_ + tasks[index - 1];
-    return step > 0 ? (step - 1) * tasks_ + tasks.back() : -1;
+    const bool second = execution >= tasks_;
+    const auto index = static_cast<size_t>(position_[task(execution)]);
+    if (index > 0) return (second ? tasks_ : 0) + tasks[index - 1];
+    return second ? tasks.back() : -1;
   }
   bool happens_before(Execution device_execution, Execution other) const {
     return clock(other)[column_[lane(device_execution)]] >= place(device_execution);
@@ -192,6 +172,9 @@ class Clocks {
   }
 
  private:
+  size_t task(Execution execution) const {
+    return static_cast<size_t>(execution >= tasks_ ? execution - tasks_ : execution);
+  }
   int32_t* known(Execution of_pool) { return known_.data() + static_cast<size_t>(place(of_pool)) * lanes_; }
   int32_t* clock(Execution execution) { return clocks_.data() + static_cast<size_t>(execution) * lanes_; }
   const int32_t* clock(Execution execution) const { return clocks_.data() + static_cast<size_t>(execution) * lanes_; }
@@ -200,31 +183,80 @@ class Clocks {
   const Execution tasks_;
   size_t lanes_ = 0;            // in-order ones with tasks
   std::vector<size_t> column_;  // of a clock, by in-order lane
+  std::vector<size_t> lane_;    // by task
   std::vector<int32_t> position_, clocks_, known_;
 };
 
 // Leaves out what the task's own lane or another conflict implies, and notes what happens before the task.
-std::vector<Execution> prune(Clocks& clocks, const std::vector<Execution>& conflicts, Execution self) {
-  const bool in_pool = clocks.in_pool(self);
-  const Execution before = in_pool ? -1 : clocks.lane_predecessor(self);
-  std::vector<Execution> kept;
-  for (const Execution execution : conflicts) {
-    const bool implied = !clocks.in_pool(execution) &&
-                         ((before >= 0 && (execution == before || clocks.happens_before(execution, before))) ||
-                          std::any_of(conflicts.begin(), conflicts.end(), [&](Execution other) {
-                            return other != execution && clocks.happens_before(execution, other);
-                          }));
-    if (!implied) kept.push_back(execution);
+class Pruner {
+ public:
+  explicit Pruner(const StepGraph& graph) : clocks_(graph), last_(graph.lanes.size() - 1) {}
+
+  // The in-order lane of an execution; -1 for the pool.
+  int lane(Execution execution) const {
+    return clocks_.in_pool(execution) ? -1 : static_cast<int>(clocks_.lane(execution));
   }
-  if (before >= 0) clocks.add(self, before);
-  for (const Execution execution : kept) clocks.add(self, execution);
-  std::erase_if(kept, [&](Execution execution) {
-    if (!clocks.in_pool(execution)) return false;
-    const bool implied = clocks.follows(self, execution);
-    if (!in_pool) clocks.note(self, execution);
-    return implied;
-  });
-  return kept;
+
+  // What of the conflicts is left, sorted; until the next call.
+  const std::vector<Execution>& prune(const std::vector<Execution>& conflicts, Execution self) {
+    last_of_lanes(conflicts);
+    const bool in_pool = clocks_.in_pool(self);
+    const Execution before = in_pool ? -1 : clocks_.lane_predecessor(self);
+    kept_.clear();
+    for (const Execution execution : candidates_) {
+      if (!implied(execution, before)) kept_.push_back(execution);
+    }
+    if (before >= 0) clocks_.add(self, before);
+    for (const Execution execution : kept_) clocks_.add(self, execution);
+    std::erase_if(kept_, [&](Execution execution) {
+      if (!clocks_.in_pool(execution)) return false;
+      const bool known = clocks_.follows(self, execution);
+      if (!in_pool) clocks_.note(self, execution);
+      return known;
+    });
+    return kept_;
+  }
+
+ private:
+  // Candidates: of an in-order lane the last conflict implies the others.
+  void last_of_lanes(const std::vector<Execution>& conflicts) {
+    std::fill(last_.begin(), last_.end(), -1);
+    candidates_.clear();
+    for (const Execution execution : conflicts) {
+      if (clocks_.in_pool(execution)) {
+        candidates_.push_back(execution);
+        continue;
+      }
+      Execution& last = last_[clocks_.lane(execution)];
+      if (last < 0 || clocks_.place(last) < clocks_.place(execution)) last = execution;
+    }
+    for (const Execution execution : last_) {
+      if (execution >= 0) candidates_.push_back(execution);
+    }
+    std::sort(candidates_.begin(), candidates_.end());
+  }
+
+  // `before`: the execution before the task's on its lane, or -1.
+  bool implied(Execution execution, Execution before) const {
+    if (clocks_.in_pool(execution)) return false;
+    if (before >= 0 && (execution == before || clocks_.happens_before(execution, before))) return true;
+    return std::any_of(candidates_.begin(), candidates_.end(),
+                       [&](Execution other) { return other != execution && clocks_.happens_before(execution, other); });
+  }
+
+  Clocks clocks_;
+  std::vector<Execution> last_;  // by lane
+  std::vector<Execution> candidates_, kept_;
+};
+
+// The histories of all buffers, before the first task.
+std::vector<BufferHistory> empty_histories(const StepGraph& graph) {
+  std::vector<BufferHistory> histories(graph.buffers.size());
+  for (const Task& task : graph.tasks) {
+    for (const Access& access : task.accesses) histories[static_cast<size_t>(access.buffer)].add_boundaries(access);
+  }
+  for (BufferHistory& history : histories) history.cut();
+  return histories;
 }
 
 }  // namespace
@@ -240,24 +272,24 @@ void derive_dependencies(StepGraph& graph) {
   for (TaskId id = 0; id < tasks; ++id) {
     graph.lanes[static_cast<size_t>(graph.lane_index(graph.tasks[static_cast<size_t>(id)].lane))].push_back(id);
   }
-  Clocks clocks(graph);
+  Pruner pruner(graph);
   Conflicts conflicts(2 * graph.tasks.size());
-  std::vector<BufferHistory> histories(graph.buffers.size());
+  std::vector<BufferHistory> histories = empty_histories(graph);
   for (Execution step = 0; step < 2; ++step) {
     if (step == 1) {
       for (size_t buffer = 0; buffer < graph.buffers.size(); ++buffer) {
-        if (alternates(graph.buffers[buffer].kind)) histories[buffer] = BufferHistory{};
+        if (alternates(graph.buffers[buffer].kind)) histories[buffer].forget();
       }
     }
     for (TaskId id = 0; id < tasks; ++id) {
       Task& task = graph.tasks[static_cast<size_t>(id)];
       const Execution self = step * tasks + id;
-      const Accessor accessor{self, step, clocks.in_pool(self) ? -1 : static_cast<int>(clocks.lane(self))};
+      const Accessor accessor{self, step, pruner.lane(self)};
       conflicts.start(self);
       for (const Access& access : task.accesses) {
         histories[static_cast<size_t>(access.buffer)].touch(accessor, access, conflicts);
       }
-      for (const Execution execution : prune(clocks, conflicts.take(), self)) {
+      for (const Execution execution : pruner.prune(conflicts.found(), self)) {
         if (step == 1) (execution >= tasks ? task.deps : task.previous_deps).push_back(execution % tasks);
       }
     }

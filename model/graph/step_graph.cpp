@@ -41,7 +41,8 @@ TouchedRows plan_touched_rows(const Plan& plan, const ModelSpec& model, const Tr
   if (plan.vocabulary_rows == VocabularyRows::all) return touched;
   touched.capacity = plan.touched_rows_limit(model.vocabulary);
   const double expected = std::ceil(train.touched_vocabulary_share * static_cast<double>(model.vocabulary));
-  touched.expected = std::clamp<int64_t>(static_cast<int64_t>(expected), 1, touched.capacity);
+  // As many for every rank.
+  touched.expected = std::clamp<int64_t>(round_up(static_cast<int64_t>(expected), plan.ranks), 1, touched.capacity);
   const int64_t most = std::max(kSmall / model.hidden, ceil_div(touched.capacity, kChunks));
   const int64_t wanted = std::clamp<int64_t>(plan.chunk_elements / model.hidden, 1, most);
   const int64_t rows = round_up(std::min(wanted, touched.capacity), plan.ranks);

@@ -168,7 +168,8 @@ struct StepGraph {
   std::vector<Buffer> buffers;
   std::vector<Task> tasks;                 // program order; order of each in-order lane
   std::vector<std::vector<TaskId>> lanes;  // by lane_index(); the last is the update pool
-  int ranks() const { return plan.ranks; }
+  int alike = 1;                           // ranks that each rank of the graph stands for
+  int ranks() const { return plan.ranks / alike; }
   int lane_index(Lane lane) const {
     return lane.kind == LaneKind::update ? ranks() * kDeviceLanes
                                          : lane.rank * kDeviceLanes + static_cast<int>(lane.kind);
@@ -181,5 +182,14 @@ struct StepGraph {
 
 // The builder. The plan must have passed validate_plan. Deterministic; throws std::logic_error on a bug only.
 StepGraph build_step_graph(const ModelSpec& model, const TrainSpec& train, const Plan& plan);
+
+// The same of rank 0 alone, which stands for all ranks: for simulate() and bound() only, and much smaller. The times
+// are those of the whole graph if ranks_alike() (but for ties, which rounding may break otherwise), else close to them:
+// every rank is taken to have as large a part of a unit's last chunk as rank 0, and N chunks that N roots copy at once,
+// to broadcast them, are one copy.
+StepGraph build_rank_graph(const ModelSpec& model, const TrainSpec& train, const Plan& plan);
+
+// Whether all ranks do exactly the same work at the same time.
+bool ranks_alike(const StepGraph& graph);
 
 }  // namespace slidedp

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <stdexcept>
 #include <string>
 
@@ -81,17 +82,22 @@ void StepEngine::index_loads(std::span<const TaskCost> costs, std::span<const Re
   for (size_t r = 0; r < resources.size(); ++r) {
     for (const Loss& loss : resources[r].losses) counts[static_cast<size_t>(loss.beside)] = true;
   }
-  std::vector<size_t> begin{0};
+  std::map<std::vector<std::pair<ResourceId, double>>, int32_t> known;
+  std::vector<size_t> begin;
   for (const TaskCost& cost : costs) {
+    std::vector<std::pair<ResourceId, double>> loads;
     for (const Demand& demand : cost.demands) {
-      if (counts[static_cast<size_t>(demand.resource)]) {
-        loads_.push_back({demand.resource, full_rate(cost, demand)});
-      }
+      if (counts[static_cast<size_t>(demand.resource)]) loads.emplace_back(demand.resource, full_rate(cost, demand));
     }
+    const auto [place, added] = known.try_emplace(std::move(loads), static_cast<int32_t>(known.size()));
+    class_of_.push_back(place->second);
+    if (!added) continue;
     begin.push_back(loads_.size());
+    for (const auto& [resource, rate] : place->first) loads_.push_back({resource, rate});
   }
+  begin.push_back(loads_.size());
   for (size_t i = 0; i + 1 < begin.size(); ++i) {
-    task_loads_.emplace_back(loads_.data() + begin[i], begin[i + 1] - begin[i]);
+    classes_.push_back({std::span(loads_).subspan(begin[i], begin[i + 1] - begin[i])});
   }
 }
 
@@ -221,22 +227,50 @@ void StepEngine::complete(int64_t step, TaskId task) {
   }
 }
 
+void StepEngine::count(TaskId task, int change) {
+  LoadClass& of = classes_[static_cast<size_t>(class_of_[static_cast<size_t>(task)])];
+  if (of.working == of.shared) ++changed_classes_;
+  of.working += change;
+  if (of.working == of.shared) --changed_classes_;
+}
+
+// Tasks of one class share as one that wants what they want together.
 void StepEngine::update_speeds() {
-  working_loads_.clear();
-  for (const Running& task : running_) {
-    if (task.working) working_loads_.push_back(task_loads_[static_cast<size_t>(task.task)]);
+  if (changed_classes_ == 0) return;
+  changed_classes_ = 0;
+  size_t wanted = 0;
+  for (LoadClass& of : classes_) {
+    of.shared = of.working;
+    if (of.working > 0) wanted += of.loads.size();
   }
-  working_speeds_.resize(working_loads_.size());
-  sharing_.share(working_loads_, working_speeds_);
+  class_loads_.clear();
+  class_loads_.reserve(wanted);  // the spans below stay valid
+  sharers_.clear();
+  for (const LoadClass& of : classes_) {
+    if (of.working == 0) continue;
+    const size_t first = class_loads_.size();
+    for (const Load& load : of.loads) class_loads_.push_back({load.resource, of.working * load.rate});
+    sharers_.push_back(std::span(class_loads_).subspan(first));
+  }
+  speeds_.resize(sharers_.size());
+  sharing_.share(sharers_, speeds_);
   size_t next = 0;
+  for (LoadClass& of : classes_) {
+    if (of.working > 0) of.speed = speeds_[next++];
+  }
   for (Running& task : running_) {
-    if (task.working) task.speed = working_speeds_[next++];
+    if (task.working) task.speed = classes_[static_cast<size_t>(class_of_[static_cast<size_t>(task.task)])].speed;
   }
 }
 
 void StepEngine::advance() {
   if (running_.empty()) report_deadlock();
-  for (Running& task : running_) task.working = task.work_from_s <= now_ + kSameTime;
+  for (Running& task : running_) {
+    if (task.working || task.work_from_s > now_ + kSameTime) continue;
+    task.working = true;
+    count(task.task, +1);
+    task.speed = classes_[static_cast<size_t>(class_of_[static_cast<size_t>(task.task)])].speed;
+  }
   update_speeds();
   double wait = std::numeric_limits<double>::infinity();
   for (const Running& task : running_) {
@@ -250,6 +284,7 @@ void StepEngine::advance() {
     if (task.working) {
       task.remaining_s -= task.speed * wait;
       if (task.remaining_s <= task.speed * kSameTime) {
+        count(task.task, -1);
         complete(task.step, task.task);
         continue;
       }

@@ -25,7 +25,8 @@ struct SimulatedStep {
 // lanes run their tasks in graph order, step after step. A collective starts when all its members are at the head of
 // their lanes with all dependencies met. A free pool worker takes the ready task with the smallest (step, need, id).
 // The first step has Phase::first, all others Phase::steady; tasks outside the phase take no time and no worker, but
-// wait and are waited for. Every open step's bookkeeping is O(tasks), an event costs O(running tasks).
+// wait and are waited for. Every open step's bookkeeping is O(tasks), an event costs O(running tasks), and
+// a sharing O(their different loads).
 class StepEngine {
  public:
   // Refers to all three, which must outlive it; costs are by task.
@@ -53,9 +54,16 @@ class StepEngine {
   struct Running {
     int64_t step;
     TaskId task;
-    double work_from_s;  // end of the latency
-    double remaining_s;  // of the work, at full speed
-    bool working = false;
+    double work_from_s;    // end of the latency
+    double remaining_s;    // of the work, at full speed
+    bool working = false;  // else its latency passes
+    double speed = 0;
+  };
+  // Tasks with the same loads run at the same speed.
+  struct LoadClass {
+    std::span<const Load> loads;
+    int working = 0;  // how many tasks
+    int shared = 0;   // how many there were when the speeds were last shared out
     double speed = 0;
   };
   struct Ready {
@@ -88,6 +96,7 @@ class StepEngine {
   void complete(int64_t step, TaskId task);
   void met(int64_t step, TaskId task);  // one dependency of the task is met
   void advance();
+  void count(TaskId task, int change);
   void update_speeds();
   [[noreturn]] void report_deadlock();
 
@@ -97,7 +106,8 @@ class StepEngine {
   Adjacency successors_, next_step_successors_;
   Adjacency group_members_;
   std::vector<Load> loads_;
-  std::vector<std::span<const Load>> task_loads_;
+  std::vector<LoadClass> classes_;
+  std::vector<int32_t> class_of_;  // by task
 
   double now_ = 0;
   int64_t current_ = -1;  // the last completed step
@@ -108,9 +118,11 @@ class StepEngine {
   std::priority_queue<Ready, std::vector<Ready>, std::greater<>> ready_;
   int free_workers_ = 0;
   std::vector<Running> running_;
+  int changed_classes_ = 0;  // whose number of working tasks is not that of the last sharing
   // Scratch of update_speeds.
-  std::vector<std::span<const Load>> working_loads_;
-  std::vector<double> working_speeds_;
+  std::vector<Load> class_loads_;
+  std::vector<std::span<const Load>> sharers_;
+  std::vector<double> speeds_;
 };
 
 }  // namespace slidedp

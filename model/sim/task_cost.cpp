@@ -22,11 +22,12 @@ double needed(double rate, const char* key) {
   return rate;
 }
 
-// Work that takes as long as the slowest of its demands.
-void demand(TaskCost& cost, const std::vector<Resource>& resources, ResourceId id, double amount, const char* key) {
+// Work that takes as long as the slowest of its demands. `times`: as many ranks do it at the same time.
+void demand(TaskCost& cost, const std::vector<Resource>& resources, ResourceId id, double amount, const char* key,
+            int times = 1) {
   if (amount <= 0) return;
   const double capacity = needed(resources[static_cast<size_t>(id)].capacity, key);
-  cost.demands.push_back({id, amount});
+  cost.demands.push_back({id, times * amount});
   cost.solo_s = std::max(cost.solo_s, amount / capacity);
 }
 
@@ -101,7 +102,7 @@ TaskCost CostModel::cost(const Task& task) const {
   if (cpu_backend_) {
     // Threads beyond the cores do no further work, so they demand no more than there is.
     const double cores = std::clamp(device_cores, 1.0, std::max(1.0, static_cast<double>(hardware_.host.cores)));
-    demand(cost, resources_, id(Shared::cores), cores * cost.solo_s, "host.cores");
+    demand(cost, resources_, id(Shared::cores), cores * cost.solo_s, "host.cores", graph_->alike);
   }
   return cost;
 }
@@ -112,18 +113,18 @@ void CostModel::copy(const Task& task, TaskCost& cost) const {
   cost.latency_s = down ? hardware_.pcie.h2d.latency_s : hardware_.pcie.d2h.latency_s;
   if (down) {
     demand(cost, resources_, id(PerRank::h2d_link, task.rank), bytes, "pcie.h2d.gbps");
-    demand(cost, resources_, id(Shared::root_h2d), bytes, "pcie.root_h2d_gbps");
+    demand(cost, resources_, id(Shared::root_h2d), bytes, "pcie.root_h2d_gbps", graph_->alike);
   } else {
     demand(cost, resources_, id(PerRank::d2h_link, task.rank), bytes, "pcie.d2h.gbps");
-    demand(cost, resources_, id(Shared::root_d2h), bytes, "pcie.root_d2h_gbps");
+    demand(cost, resources_, id(Shared::root_d2h), bytes, "pcie.root_d2h_gbps", graph_->alike);
   }
   demand(cost, resources_, id(PerRank::duplex, task.rank), bytes, "pcie.duplex_gbps");
-  demand(cost, resources_, id(Shared::dram), host_bytes(task.work), "host.dram_gbps");
+  demand(cost, resources_, id(Shared::dram), host_bytes(task.work), "host.dram_gbps", graph_->alike);
 }
 
 void CostModel::collective(const Task& task, TaskCost& cost) const {
   const CollectiveSpec& rates = hardware_.collectives;
-  const double ranks = graph_->ranks();
+  const double ranks = graph_->plan.ranks;
   // nccl-tests: the bus carries (N - 1) / N of the full buffer, except in a broadcast, where it carries all of it.
   const bool broadcast = task.kind == TaskKind::broadcast;
   const double bytes = static_cast<double>(task.work.link_bytes) * (broadcast ? 1.0 : (ranks - 1) / ranks);

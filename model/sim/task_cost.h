@@ -17,7 +17,7 @@ struct Demand {
 
 struct TaskCost {
   double latency_s = 0;  // fixed time before the work; demands nothing
-  double solo_s = 0;     // time of the work when nothing else runs; >= amount / capacity of every demand
+  double solo_s = 0;     // time of the work when nothing else runs; >= amount / capacity of every demand of one rank
   std::vector<Demand> demands;
   double alone_s() const { return latency_s + solo_s; }
 };
@@ -27,6 +27,8 @@ struct TaskCost {
 // The fabric needs none: collectives of one rank run one after another on its comm lane, at the measured all-rank bus
 // bandwidth. DMA and the CPU's streams share the memory controller, but get in each other's way before it is full: link
 // directions lose to CPU streaming, and CPU streaming loses to the root in each direction, as the profile's losses say.
+//
+// In a graph of one rank that stands for several (StepGraph::alike) its tasks demand of the host what all of them do.
 //
 // Refers to the graph, which must outlive it; the hardware profile is copied.
 class CostModel {

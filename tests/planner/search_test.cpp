@@ -168,12 +168,17 @@ void expect_equal(const SearchResult& result, const Reference& expected, int kee
 // The search in two stages looks at few plans. It must find a plan whenever there is one, honour the budgets, and come
 // close to the optimum: 5 %, the simulator's own accuracy, is what its omissions may cost on such small problems, where
 // latencies weigh more than on those for which it is used.
-void expect_close(const SearchResult& result, const Reference& expected, const Budgets& budgets) {
+void expect_close(const SearchResult& result, const Reference& expected, const Case& c) {
+  const Budgets& budgets = c.budgets;
   EXPECT_FALSE(result.exhaustive);
   const Candidate& best = result.best.front();
+  // Of all ranks, or of one that stands for them: then ties may fall otherwise, and move tasks within the thousandth at
+  // which the simulator stops.
+  const double whole = simulate(build_step_graph(c.model, c.train, best.plan), c.hardware).step.seconds;
+  EXPECT_NEAR(best.step.seconds, whole, 1e-3 * whole) << summary(best.plan);
   EXPECT_LE(best.device_bytes, budgets.device_bytes);
   EXPECT_LE(best.host_bytes, budgets.host_bytes);
-  EXPECT_GE(nanoseconds(result.fastest), expected.fastest_ns);
+  EXPECT_GE(result.fastest.seconds * 1e9, (1 - 1e-3) * static_cast<double>(expected.fastest_ns));
   EXPECT_LE(best.step.seconds * 1e9, 1.05 * static_cast<double>(expected.best.front().step_ns))
       << summary(best.plan) << "\n"
       << summary(expected.best.front().plan);
@@ -206,7 +211,7 @@ TEST_P(RandomProblem, EqualsExhaustiveSearch) {
       continue;
     }
     expect_equal(found(exhaustive), expected, exhaustive.keep);
-    expect_close(found(two_stages), expected, c.budgets);
+    expect_close(found(two_stages), expected, c);
   }
 }
 
@@ -232,7 +237,7 @@ TEST(RandomProblems, CoverTheSpace) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Seeds, RandomProblem, testing::Range(0u, 30u));
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomProblem, testing::Range(0u, 50u));
 
 // A four-layer model on two CUDA ranks with a clear order of lanes: computing takes longest.
 Case fixed_case() {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 
 #include "model/sim/engine.h"
@@ -66,6 +67,43 @@ TEST(PlannedGraphs, SettleAboveTheBound) {
   }
   EXPECT_GE(seen, 200);
   EXPECT_GE(settled, seen * 95 / 100) << "of " << seen;
+}
+
+// One rank stands for all: exactly where they do the same, else nearly.
+TEST(PlannedGraphs, OneRankStandsForAll) {
+  std::mt19937 random(7);
+  int alike = 0, equal = 0, different = 0;
+  double differences = 0;
+  for (uint32_t seed = 0; seed < 400; ++seed) {
+    SCOPED_TRACE(seed);
+    const RandomProblem problem(seed);
+    if (problem.plan.ranks == 1) continue;
+    const StepGraph whole = build_step_graph(problem.model, problem.train, problem.plan);
+    if (whole.tasks.size() > 3000) continue;
+    const StepGraph rank = build_rank_graph(problem.model, problem.train, problem.plan);
+    EXPECT_LT(rank.tasks.size(), whole.tasks.size());
+    const HardwareSpec machine = matching_machine(whole, random);
+    const Simulation a = simulate(whole, machine), b = simulate(rank, machine);
+    const double ratio = b.step.seconds / a.step.seconds;
+    if (!ranks_alike(whole)) {
+      ++different;
+      EXPECT_NEAR(ratio, 1, 0.35);  // units of one or two chunks, of which the last is hardly filled
+      differences += std::abs(std::log(ratio));
+      continue;
+    }
+    ++alike;
+    // N equal numbers added against N times the number: rounding, which may break a tie otherwise and then moves tasks.
+    EXPECT_NEAR(ratio, 1, 1e-3);
+    const double exposed_difference_s = std::abs(b.exposed.seconds - a.exposed.seconds);
+    if (std::abs(ratio - 1) < 1e-9 && exposed_difference_s < 1e-9 * a.step.seconds) ++equal;
+    const double least = bound(whole, machine).step.seconds;
+    EXPECT_NEAR(bound(rank, machine).step.seconds, least, 1e-9 * least);
+    if (HasFailure()) return;
+  }
+  EXPECT_GE(alike, 30);
+  EXPECT_GE(equal, alike * 9 / 10);
+  EXPECT_GE(different, 30);
+  EXPECT_LE(differences / different, 0.05);  // a few per cent even of such small units
 }
 
 // Mean duration of the steps 8 to 15.
