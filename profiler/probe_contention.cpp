@@ -67,7 +67,7 @@ class Bench {
  public:
   explicit Bench(const ProbeContext& context)
       : piece_(std::min((context.on_host() ? 16 : 64) * kMiB, context.rolling_bytes / 4)),
-        window_s_(context.quick ? 0.15 : 0.3),
+        window_s_(context.probe_seconds / 12),  // four situations, three repeats of each at least
         backend_(make_backend(context.backend, 1, 0)),
         elements_(slice_elements(context, planned_threads(context), 1)) {
     for (const Direction direction : {Direction::h2d, Direction::d2h}) {
