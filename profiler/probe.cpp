@@ -25,6 +25,13 @@ std::string residual_text(const FitSummary& summary) {
 
 }  // namespace
 
+int64_t ProbeContext::rank_memory_bytes() const {
+  if (device_memory_bytes > 0) return device_memory_bytes;
+  if (!on_host()) return device_total_bytes;
+  constexpr int64_t kGrain = int64_t{64} << 20;
+  return std::max(memory_bytes / 2 / ranks / kGrain, int64_t{1}) * kGrain;
+}
+
 Harness ProbeContext::harness(int measurements) const {
   HarnessSettings settings;
   settings.time_limit_s = probe_seconds / std::max(measurements, 1);

@@ -36,6 +36,9 @@ struct ProbeContext {
 
   // Ranks are threads of this host, without devices of their own.
   bool on_host() const { return backend == "cpu"; }
+  // Memory of one rank. On the CPU backend it comes out of the host's own: without another wish, half of that is shared
+  // among the ranks.
+  int64_t rank_memory_bytes() const;
   // A harness whose measurements share the probe's time.
   Harness harness(int measurements) const;
 };

@@ -2,8 +2,9 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cmath>
+#include <chrono>
 #include <latch>
+#include <limits>
 #include <thread>
 
 #include "model/base/format.h"
@@ -37,7 +38,7 @@ class AdamTeam {
   AdamTeam(const AdamTeam&) = delete;
   AdamTeam& operator=(const AdamTeam&) = delete;
 
-  // Bytes moved by each worker, from a moment when all had started.
+  // Bytes moved by each worker, from before the constructor returned until after this call.
   std::vector<ProgressCurve> finish() {
     stop_ = true;
     team_.clear();
@@ -47,13 +48,13 @@ class AdamTeam {
  private:
   void work(StateSlice& slice, ProgressCurve& curve, int64_t elements) {
     slice.update(elements, 1);
-    started_.arrive_and_wait();
     double bytes = 0;
     curve.push_back({process_seconds(), bytes});
-    while (!stop_) {
+    started_.arrive_and_wait();
+    do {  // once at least, so that the curve ends after the stop
       slice.update(elements, 1);
       curve.push_back({process_seconds(), bytes += static_cast<double>(elements) * kAdamBytes});
-    }
+    } while (!stop_);
   }
 
   std::atomic<bool> stop_ = false;

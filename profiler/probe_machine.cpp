@@ -13,15 +13,6 @@ Measurement fact(const char* name, const char* unit, int64_t value) {
   return {name, unit, {}, {static_cast<double>(value)}, true};
 }
 
-// On the CPU backend the ranks' device memory comes out of the host's own. Without another wish, half of it is shared
-// among the ranks.
-int64_t device_share(const ProbeContext& context) {
-  if (context.device_memory_bytes > 0) return context.device_memory_bytes;
-  if (!context.on_host()) return context.device_total_bytes;
-  constexpr int64_t kGrain = int64_t{64} << 20;
-  return std::max(context.memory_bytes / 2 / context.ranks / kGrain, int64_t{1}) * kGrain;
-}
-
 class MachineProbe final : public Probe {
  public:
   std::string key() const override { return "machine"; }
@@ -31,12 +22,8 @@ class MachineProbe final : public Probe {
   }
 
   std::vector<Measurement> run(const ProbeContext& context) const override {
-    const int64_t device = device_share(context);
+    const int64_t device = context.rank_memory_bytes();
     const int64_t host = context.memory_bytes - (context.on_host() ? context.ranks * device : 0);
-    if (host <= 0) {
-      failf("--device-memory: {} ranks with {} each take all of this host's {}; choose a smaller size.", context.ranks,
-            format_bytes(device), format_bytes(context.memory_bytes));
-    }
     return {fact("cores", "1", context.cores), fact("host memory", "B", host), fact("device memory", "B", device)};
   }
 

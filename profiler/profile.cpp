@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <ctime>
+#include <exception>
 #include <thread>
 
 #include "model/base/atomic_file.h"
@@ -28,15 +29,28 @@ std::string utc(int64_t unix_s) {
   return text;
 }
 
+// One probe that fails does not take the others' results with it. What it would have found is then missing, and said to
+// be.
+std::string failure_text(const std::exception& error) { return std::string("it failed: ") + error.what(); }
+
 ProbeOutcome run_probe(const Probe& probe, const ProbeContext& context, HardwareSpec& spec) {
   ProbeOutcome outcome;
   outcome.key = probe.key();
   outcome.method = probe.method();
   const double begin = steady_seconds();
   outcome.waived = probe.waived(context);
-  if (!outcome.waived) {
-    outcome.measurements = probe.run(context);
-    outcome.findings = probe.fill(context, outcome.measurements, spec);
+  try {
+    if (!outcome.waived) {
+      outcome.measurements = probe.run(context);
+      HardwareSpec filled = spec;
+      outcome.findings = probe.fill(context, outcome.measurements, filled);
+      spec = filled;
+    }
+  } catch (const Error& error) {
+    if (error.code() == ExitCode::interrupted) throw;
+    outcome.waived = failure_text(error);
+  } catch (const std::exception& error) {
+    outcome.waived = failure_text(error);
   }
   outcome.seconds = steady_seconds() - begin;
   outcome.finished_unix_s = unix_seconds();

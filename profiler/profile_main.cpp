@@ -77,6 +77,10 @@ ProbeContext context_of(Options& options, MachineIdentity& machine) {
             format_bytes(device.total_bytes), device.name);
     }
   }
+  if (context.on_host() && context.ranks * context.rank_memory_bytes() >= context.memory_bytes) {
+    failf("--device-memory: {} ranks with {} each take all of this host's {}; choose a smaller size.", context.ranks,
+          format_bytes(context.rank_memory_bytes()), format_bytes(context.memory_bytes));
+  }
   context.stop = &stop_requested;
   return context;
 }

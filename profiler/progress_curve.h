@@ -25,6 +25,7 @@ inline double amount_at(const ProgressCurve& curve, double seconds) {
   return from.amount + (to.amount - from.amount) * (seconds - from.seconds) / (to.seconds - from.seconds);
 }
 
+// Of a window that is not empty.
 inline double rate_between(const ProgressCurve& curve, double begin, double end) {
   return (amount_at(curve, end) - amount_at(curve, begin)) / (end - begin);
 }

@@ -171,6 +171,37 @@ TEST(Profile, WaivedProbesAreReportedAndNotRun) {
   EXPECT_THAT(profile_text(run), HasSubstr("Linux 6, a GPU."));
 }
 
+// Fails after a part of its work.
+class FailingProbe final : public Probe {
+ public:
+  explicit FailingProbe(ExitCode code) : code_(code) {}
+  std::string key() const override { return "fake.failing"; }
+  std::string method() const override { return "measures, and cannot make sense of it"; }
+  std::vector<Measurement> run(const ProbeContext&) const override { return {{"cores", "1", {}, {3}, true}}; }
+  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement>, HardwareSpec& spec) const override {
+    spec.host.cores = 99;
+    throw Error("the cores do not add up", code_);
+  }
+
+ private:
+  ExitCode code_;
+};
+
+TEST(Profile, FailingProbeLeavesTheOthersTheirResults) {
+  const FailingProbe failing(ExitCode::failure);
+  const FakeProbe after("fake.one", 7);
+  const std::vector<const Probe*> both{&failing, &after}, alone{&failing};
+  const ProfileRun run = run_profile(both, context(), machine(), complete_spec(), kQuiet);
+  ASSERT_EQ(run.outcomes.size(), 2u);
+  EXPECT_EQ(run.outcomes[0].waived, "it failed: the cores do not add up");
+  EXPECT_EQ(run.outcomes[0].measurements.size(), 1u) << "for the database";
+  EXPECT_EQ(run.spec.host.cores, 7);
+  EXPECT_EQ(run_profile(alone, context(), machine(), complete_spec(), kQuiet).spec, complete_spec());
+  const FailingProbe interrupted(ExitCode::interrupted);
+  const std::vector<const Probe*> stopped{&interrupted, &after};
+  EXPECT_THROW(run_profile(stopped, context(), machine(), complete_spec(), kQuiet), Error);
+}
+
 TEST(Profile, FileLoadsStrictlyAndHasEveryValue) {
   const TemporaryFolder folder;
   const FakeProbe probe("fake.one", 7);
