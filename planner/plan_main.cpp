@@ -14,6 +14,7 @@
 #include "planner/pins.h"
 #include "planner/report.h"
 #include "planner/search.h"
+#include "planner/space.h"
 
 namespace slidedp {
 namespace {
@@ -80,13 +81,15 @@ int make_plan(const Arguments& arguments) {
   options.keep = std::max(options.keep, arguments.top);
   const SearchResult result = search(model, train, hardware, limits, pins, options);
   const Plan& plan = result.best.front().plan;
-  const StepGraph graph = build_step_graph(model, train, plan);
-  const MemoryTable memory = memory_table(graph, model, hardware);
+  const MemoryTable memory = plan_memory(SearchProblem(model, train, hardware, pins), plan);
 
   AtomicFile plan_file(arguments.out);
   plan_file.stream() << to_yaml(PlanFile{plan, train, hardware, forecast(result, train)});
   plan_file.finish();
-  if (!arguments.trace.empty()) write_trace(graph, {simulate(graph, hardware).timeline}, arguments.trace);
+  if (!arguments.trace.empty()) {
+    const StepGraph graph = build_step_graph(model, train, plan);
+    write_trace(graph, {simulate(graph, hardware).timeline}, arguments.trace);
+  }
   plan_file.commit();
   const Report report{model, train, hardware, limits, result, memory};
   if (arguments.json) {

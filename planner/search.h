@@ -70,8 +70,8 @@ struct SearchOptions {
   // stages: first one chunk size, slot count and thread split per route, batching and update policy, best estimate
   // first, then all of them for the best few; always with the activation of least extra compute time that fits, without
   // or with offload, whichever a rough estimate favours. Both stages simulate one rank that stands for all
-  // (build_rank_graph). Where ranks are not quite alike, as with broadcasts, the best plans are simulated with all ranks
-  // at the end: the first one always, others as far as that is quick.
+  // (build_rank_graph). Where ranks are not quite alike, as with broadcasts, the best plans are simulated with all
+  // ranks at the end: the first one always, others as far as that is quick.
   int64_t exhaustive_tasks = 2'000'000;
 };
 

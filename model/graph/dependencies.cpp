@@ -17,13 +17,20 @@ class Conflicts {
   void start(Execution self) {
     self_ = self;
     found_.clear();
+    last_.clear();
   }
+  void add(Execution execution) {
+    if (execution == self_ || of_[static_cast<size_t>(execution)] == self_) return;
+    of_[static_cast<size_t>(execution)] = self_;
+    found_.push_back(execution);
+  }
+  // Many segments have the same many writers.
   void add(const std::vector<Execution>& executions) {
-    for (const Execution execution : executions) {
-      if (execution == self_ || of_[static_cast<size_t>(execution)] == self_) continue;
-      of_[static_cast<size_t>(execution)] = self_;
-      found_.push_back(execution);
+    if (executions.size() > 1) {
+      if (executions == last_) return;
+      last_ = executions;
     }
+    for (const Execution execution : executions) add(execution);
   }
   const std::vector<Execution>& found() const { return found_; }
 
@@ -31,6 +38,7 @@ class Conflicts {
   Execution self_ = -1;
   std::vector<Execution> of_;  // by execution: for whom it was found last
   std::vector<Execution> found_;
+  std::vector<Execution> last_;  // several that were added together
 };
 
 // An execution with its in-order lane; -1 for the pool.
@@ -40,9 +48,8 @@ struct Accessor {
 };
 
 struct Segment {
-  std::vector<Execution> writers;  // the last one, or all of one partition and step
-  std::vector<Execution> readers;  // since the last write; of each in-order lane the last one
-  std::vector<int> reader_lanes;
+  std::vector<Execution> writers;                   // the last one, or all of one partition and step
+  std::vector<Accessor> readers;                    // since the last write; of each in-order lane the last one
   std::pair<Execution, int32_t> partition{-1, -1};  // of the writers: step and number; -1 if none
   std::vector<Execution> before;                    // what the writers of a partition wait for
 };
@@ -77,30 +84,36 @@ class BufferHistory {
 
  private:
   static void note_reader(const Accessor& accessor, Segment& segment) {
-    const auto same = std::find(segment.reader_lanes.begin(), segment.reader_lanes.end(), accessor.lane);
-    if (accessor.lane >= 0 && same != segment.reader_lanes.end()) {
-      segment.readers[static_cast<size_t>(same - segment.reader_lanes.begin())] = accessor.execution;
+    for (Accessor& reader : segment.readers) {
+      if (accessor.lane < 0 || reader.lane != accessor.lane) continue;
+      reader = accessor;
       return;
     }
-    segment.readers.push_back(accessor.execution);
-    segment.reader_lanes.push_back(accessor.lane);
+    segment.readers.push_back(accessor);
   }
 
   // A write of the partition that wrote last joins it, unless somebody has read since. Readers wait for the writers, so
   // who waits for them need not.
   static void write(Execution execution, std::pair<Execution, int32_t> partition, Segment& segment,
                     Conflicts& conflicts) {
-    if (partition.second >= 0 && partition == segment.partition && segment.readers.empty()) {
+    const bool parts = partition.second >= 0;
+    if (parts && partition == segment.partition && segment.readers.empty()) {
       conflicts.add(segment.before);
       segment.writers.push_back(execution);
       return;
     }
-    segment.before.swap(segment.readers.empty() ? segment.writers : segment.readers);
-    conflicts.add(segment.before);
+    segment.before.clear();
+    if (segment.readers.empty()) {
+      conflicts.add(segment.writers);
+      if (parts) segment.before.swap(segment.writers);
+    }
+    for (const Accessor& reader : segment.readers) {
+      conflicts.add(reader.execution);
+      if (parts) segment.before.push_back(reader.execution);
+    }
     segment.partition = partition;
     segment.writers.assign(1, execution);
     segment.readers.clear();
-    segment.reader_lanes.clear();
   }
 
   std::vector<int64_t> boundaries_;

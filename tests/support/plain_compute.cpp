@@ -424,7 +424,7 @@ ModelSpec plain_model(bool tied) {
   ModelSpec model;
   model.name = "plain";
   model.family = ModelFamily::llama;
-  model.hidden = 16;
+  model.hidden = 64;  // touched rows need whole blocks
   model.intermediate = 20;
   model.layers = 4;
   model.heads = 2;
