@@ -150,8 +150,8 @@ def main():
         options.out.write_text(json.dumps(summary | {"results": results}, indent=1))
     for result in results:
         print(result["model"], result["pins"], result.get("error") or
-              f"used {result['used'] / MIB:.0f} MiB, ratio {result['ratio']:.4f}, context {result['context'] / MIB:.0f} "
-              f"MiB, temporaries {result['temporary_ratio']:.4f}", f"{result['seconds']:.1f} s")
+              f"used {result['used'] / MIB:.0f} MiB, ratio {result['ratio']:.4f}, "
+              f"context {result['context'] / MIB:.0f} MiB, temporaries {result['temporary_ratio']:.4f}", f"{result['seconds']:.1f} s")
     print(json.dumps(summary))
     sys.exit(1 if summary["failed"] else 0)
 

@@ -14,27 +14,34 @@ LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "attentio
 QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False, "hidden_act": "silu",
          "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "use_sliding_window": False, "dtype": "bfloat16"}
 
+
+def rope(theta):
+    return {"rope_type": "default", "rope_theta": theta}
+
+
 # The shapes of the models of these names; config.json's keys.
 SHAPES = {
     "SmolLM2-135M": LLAMA | {
         "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
-        "num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 8192, "rope_theta": 100000.0},
+        "num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 8192,
+        "rope_parameters": rope(100000.0)},
     "Qwen3-0.6B": QWEN3 | {
         "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
         "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960,
-        "rope_theta": 1000000.0},
+        "rope_parameters": rope(1000000.0)},
     "Llama-3.2-1B": LLAMA | {
         "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
         "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131072,
-        "rope_theta": 500000.0,
-        "rope_scaling": {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                         "original_max_position_embeddings": 8192}},
+        "rope_parameters": {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "low_freq_factor": 1.0,
+                            "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}},
     "small": LLAMA | {
         "vocab_size": 4096, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4,
-        "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 2048, "rope_theta": 10000.0},
+        "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 2048,
+        "rope_parameters": rope(10000.0)},
     "tiny": LLAMA | {
         "vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "rope_theta": 10000.0},
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+        "rope_parameters": rope(10000.0)},
 }
 
 
@@ -88,7 +95,7 @@ def add_text_options(parser):
 
 
 def make_rows(ids, vocabulary, count, seq, packed, file):
-    """Writes `count` rows: one document each, or documents of up to 700 tokens. Returns the tensors."""
+    """Writes `count` rows: one document each, or several of up to 0.7 rows. Returns the tensors."""
     random = numpy.random.default_rng(7)
     tokens = numpy.resize(ids, count * seq).reshape(count, seq)
     positions = numpy.tile(numpy.arange(seq, dtype=numpy.int32), (count, 1))

@@ -56,9 +56,9 @@ def cases():
     return found
 
 
-def probe(options, folder, file, settings, deterministic, steps=STEPS, rows=ROWS, seq=SEQ):
+def probe(options, folder, file, settings, deterministic, threads, steps=STEPS, rows=ROWS, seq=SEQ):
     command = [options.probe, "--model", folder, "--data", file, "--seq", seq, "--rows", rows, "--steps", steps,
-               "--lr", 1e-4, "--backend", options.backend, "--head-chunk", 4096, "--update-threads", options.threads,
+               "--lr", 1e-4, "--backend", options.backend, "--head-chunk", 4096, "--update-threads", threads,
                "--share-gpu", "--digest"]
     command += ["--deterministic"] if deterministic else []
     for option, value in settings.items():
@@ -101,7 +101,7 @@ def run_cases(options, folder, file):
         name, (group, settings, deterministic) = item
         result = {"group": group, "deterministic": deterministic}
         try:
-            return name, result | probe(options, folder, file, settings, deterministic)
+            return name, result | probe(options, folder, file, settings, deterministic, options.threads)
         except Exception as error:  # one run's failure must not hide the others' results
             return name, result | {"error": str(error)}
 
@@ -119,7 +119,8 @@ def deterministic_cost(options, work):
     settings = {"--activation": "keep", "--chunk": 1 << 20, "--wire": "bf16", "--accumulator": "bf16"}
     median = {}
     for deterministic in (False, True):
-        found = probe(options, folder, file, settings, deterministic, steps, rows, seq)
+        threads = options.jobs * options.threads  # this run is the only one
+        found = probe(options, folder, file, settings, deterministic, threads, steps, rows, seq)
         median[deterministic] = statistics.median(found["step_s"][2:])
     return {"model": options.cost_model, "rows": rows, "seq": seq, "step_s": median[False],
             "deterministic_step_s": median[True], "ratio": median[True] / median[False]}

@@ -149,7 +149,7 @@ int probe(int argc, char** argv) {
   const StepGraph graph = build_step_graph(model, options.train, plan);
   const PackedDataset data(options.data, model, options.train.seq);
   HostState state(graph.layout);
-  load_hf_checkpoint(options.model, state, 1);
+  load_hf_checkpoint(options.model, state, plan.threads.update);
   Backend backend = make_backend(model, graph.layout, plan, options.backend);
   Executor executor(graph, backend, state);
   nlohmann::json result{
