@@ -151,7 +151,8 @@ def main():
     for result in results:
         print(result["model"], result["pins"], result.get("error") or
               f"used {result['used'] / MIB:.0f} MiB, ratio {result['ratio']:.4f}, "
-              f"context {result['context'] / MIB:.0f} MiB, temporaries {result['temporary_ratio']:.4f}", f"{result['seconds']:.1f} s")
+              f"context {result['context'] / MIB:.0f} MiB, temporaries "
+              f"{result['temporary_ratio']:.4f}", f"{result['seconds']:.1f} s")
     print(json.dumps(summary))
     sys.exit(1 if summary["failed"] else 0)
 

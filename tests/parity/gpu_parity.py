@@ -8,8 +8,8 @@ the wire and in the accumulators.
 
 Bounds. Losses: each within twice the largest difference so far between transformers' own runs with flash and with cuDNN
 attention, plus 0.1 %, and never above 0.5 %. Gradients of the first step, tensor by tensor: 1 - cosine to an fp32 run
-at most 1.25 times that of transformers in bf16. With packed rows transformers needs a mask, with which PyTorch has neither
-flash nor cuDNN attention; the memory-efficient and the math kernels then take their places.
+at most 1.25 times that of transformers in bf16. With packed rows transformers needs a mask, with which PyTorch has
+neither flash nor cuDNN attention; the memory-efficient and the math kernels then take their places.
 """
 
 import argparse
