@@ -58,5 +58,7 @@ inline constexpr int64_t kAttentionTileRows = 256;                        // que
 int64_t flash_documents(int64_t tokens);
 // cos and sin of half a head, for every position; kept.
 int64_t cuda_rope_table_bytes(const ModelSpec& model, const Plan& plan);
+// The one block that all but the kept and the small temporaries are cut from.
+int64_t cuda_temporary_block_bytes(const ModelSpec& model, const Plan& plan);
 
 }  // namespace slidedp

@@ -8,8 +8,11 @@ namespace {
 
 constexpr int64_t kFlashTokensPerDocument = 128;  // rows that the flash backward pads every document by
 constexpr int64_t kFewestFlashDocuments = 64;
-// ATen's allocator takes small tensors from blocks of 2 MiB and rounds large ones up; document lists and scalars.
-constexpr int64_t kSmallTensorBytes = int64_t{8} << 20;
+// ATen's allocator asks the device for whole pieces of this size, takes tensors up to 1 MiB (scalars, document lists,
+// 1/rms) from pieces of their own, and hands out a remainder of up to 1 MiB with the tensor before it.
+constexpr int64_t kAllocatorPiece = int64_t{2} << 20;
+constexpr int64_t kSmallTensorBytes = 4 * kAllocatorPiece;
+constexpr int64_t kRemainderBytes = int64_t{8} << 20;  // of eight tensors, the most that live at once
 // Attention's forward workspace in cuDNN.
 constexpr int64_t kForwardWorkspaceBytes = int64_t{16} << 20;
 constexpr int64_t kPartialRows = 1056;                // most rows of partial sums of any kernel
@@ -97,10 +100,16 @@ int64_t flash_documents(int64_t tokens) { return std::max(kFewestFlashDocuments,
 
 int64_t cuda_rope_table_bytes(const ModelSpec& model, const Plan& plan) { return plan.seq * model.head_dim * 4; }
 
-int64_t cuda_temporary_bytes(const ModelSpec& model, const Plan& plan) {
+int64_t cuda_temporary_block_bytes(const ModelSpec& model, const Plan& plan) {
   const CudaSizes sizes(model, plan);
-  return kCudaProductWorkspaceBytes + cuda_rope_table_bytes(model, plan) + kSmallTensorBytes +
-         std::max({layer_bytes(model, sizes), head_bytes(model, plan, sizes), embedding_bytes(sizes)});
+  return round_up(
+      kRemainderBytes + std::max({layer_bytes(model, sizes), head_bytes(model, plan, sizes), embedding_bytes(sizes)}),
+      kAllocatorPiece);
+}
+
+int64_t cuda_temporary_bytes(const ModelSpec& model, const Plan& plan) {
+  const int64_t kept = kCudaProductWorkspaceBytes + cuda_rope_table_bytes(model, plan);
+  return round_up(kept, kAllocatorPiece) + kSmallTensorBytes + cuda_temporary_block_bytes(model, plan);
 }
 
 }  // namespace slidedp

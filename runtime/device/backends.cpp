@@ -44,17 +44,23 @@ Backend make_cpu_backend(int ranks, const BackendOptions& options) {
 
 #ifdef SLIDEDP_WITH_CUDA
 // The GPU of each rank.
-std::vector<int> check_cuda(int ranks, const BackendOptions& options) {
+std::vector<int> check_cuda(int ranks, const BackendOptions& options, std::vector<BackendFact>* facts = nullptr) {
   const bool shared = options.share_gpu && ranks > 1;
-  const std::vector<int> gpus = choose_gpus(look_at_gpus(shared ? 1 : ranks), {ranks, options.memory_needed, shared});
+  const CudaMachine machine = look_at_gpus(shared ? 1 : ranks);
+  const std::vector<int> gpus = choose_gpus(machine, {ranks, options.memory_needed, shared});
   if (ranks > 1 && !shared) nccl_api();
+  if (facts != nullptr) {
+    for (size_t i = 0; i < machine.gpus.size(); ++i) {
+      facts->push_back({"gpu " + std::to_string(i), machine.gpus[i].name});
+    }
+  }
   return gpus;
 }
 
 Backend make_cuda_backend(int ranks, const BackendOptions& options) {
   const bool shared = options.share_gpu && ranks > 1;
-  const std::vector<int> gpus = check_cuda(ranks, options);
   Backend backend;
+  const std::vector<int> gpus = check_cuda(ranks, options, &backend.facts);
   std::vector<CudaDevice*> devices;
   for (int rank = 0; rank < ranks; ++rank) {
     auto device = std::make_unique<CudaDevice>(
@@ -119,9 +125,12 @@ Backend make_backend(const ModelSpec& model, const ModelLayout& layout, const Pl
   for (const auto& device : backend.devices) {
 #ifdef SLIDEDP_WITH_CUDA
     if (const auto* gpu = dynamic_cast<const CudaDevice*>(device.get())) {
-      backend.compute.push_back(
+      auto compute =
           make_cuda_compute(model, layout, plan, gpu->ordinal(), gpu->compute_stream(),
-                            {options.deterministic, [] { return static_cast<void*>(current_cuda_stream()); }}));
+                            {options.deterministic, [] { return static_cast<void*>(current_cuda_stream()); }});
+      // The ranks' shapes are alike, so the first one speaks for all.
+      if (backend.compute.empty()) backend.facts.push_back({"attention", compute->attention_report()});
+      backend.compute.push_back(std::move(compute));
       continue;
     }
 #endif

@@ -14,11 +14,17 @@
 
 namespace slidedp {
 
+// Something that a backend says of itself, for the reader of a run's output and log.
+struct BackendFact {
+  std::string key, value;
+};
+
 // Everything a run needs from a backend: one device and one compute object a rank, one collective for all.
 struct Backend {
   std::vector<std::unique_ptr<Device>> devices;
   std::unique_ptr<Collective> collective;
   std::vector<std::unique_ptr<Compute>> compute;  // empty when made without a model
+  std::vector<BackendFact> facts;                 // the hardware, what was chosen for it by measurement
 };
 
 std::vector<std::string> backend_names();  // those compiled in

@@ -74,6 +74,8 @@ class Device {
   // Counts nothing and refuses nothing; the piece lasts until all of them are gone, and only then another is made.
   virtual void reserve(std::span<const int64_t> /*sizes*/) {}
   virtual MemoryUse memory() const = 0;
+  // Bytes in use on the whole device, whoever uses them and for what; 0 = the backend cannot tell.
+  virtual int64_t used_by_all() const { return 0; }
 
   virtual std::unique_ptr<Stream> create_stream(const std::string& name) = 0;
   virtual std::unique_ptr<Event> create_event() = 0;

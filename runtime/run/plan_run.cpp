@@ -70,6 +70,7 @@ int64_t PlanRun::device_budget() const {
 
 void PlanRun::allocate(HostState& state) {
   backend_ = make_backend(model_, graph_.layout, plan(), backend_options());
+  for (const BackendFact& fact : backend_.facts) environment_.print(fmt::format("{}: {}", fact.key, fact.value));
   executor_.emplace(graph_, backend_, state, ExecutorOptions{.update_order = options_.update_order});
   for (const std::string& note : executor_->notes()) environment_.print("note: " + note);
 }
@@ -83,6 +84,7 @@ void PlanRun::open_log(const std::filesystem::path& log, const RunInfo& info) {
   log_ = std::make_unique<RunLog>(log, info);
   log_->write_plan(to_yaml(file_));
   log_->write_machine(machine_facts());
+  for (const BackendFact& fact : backend_.facts) log_->write_machine({{fact.key, fact.value}});
   log_->write_tasks(graph_, predicted_.timeline);
 }
 
@@ -150,6 +152,11 @@ double PlanRun::log_peaks(const MemoryPeaks& peaks) {
                        {"device_buffer_planned_bytes", std::to_string(memory_.device_buffer_bytes)},
                        {"temporary_peak_bytes", std::to_string(peaks.temporaries)},
                        {"temporary_planned_bytes", std::to_string(memory_.temporary_bytes * graph_.ranks())}});
+  if (peaks.device_used > 0) {
+    log_->write_machine({{"device_used_bytes", std::to_string(peaks.device_used)},
+                         {"device_planned_bytes", std::to_string(peaks.device_planned)},
+                         {"device_context_planned_bytes", std::to_string(file_.hardware.device.context_bytes)}});
+  }
   const CpuTime now = cpu_time();
   const double steal_s = now.steal_s - cpu_time_at_start_.steal_s;
   const double wanted_s = now.busy_s - cpu_time_at_start_.busy_s + steal_s;
@@ -158,12 +165,21 @@ double PlanRun::log_peaks(const MemoryPeaks& peaks) {
   return steal_share;
 }
 
-void PlanRun::write_report(const std::filesystem::path& report) {
+MemoryPeaks PlanRun::memory_peaks() const {
   MemoryPeaks peaks;
   for (const auto& device : backend_.devices) {
     peaks.device_buffers = std::max(peaks.device_buffers, device->memory().peak);
+    peaks.device_used = std::max(peaks.device_used, device->used_by_all());
   }
   peaks.temporaries = temporary_memory(plan().backend).peak;
+  const int64_t ranks = options_.share_gpu ? graph_.ranks() : 1;
+  const int64_t context = file_.hardware.device.context_bytes;
+  peaks.device_planned = ranks * (memory_.device_bytes() - context) + context;
+  return peaks;
+}
+
+void PlanRun::write_report(const std::filesystem::path& report) {
+  const MemoryPeaks peaks = memory_peaks();
   const std::string text = run_report(graph_, predicted_, measured_, memory_, peaks, log_peaks(peaks));
   environment_.print(text);
   std::filesystem::path partial = report;

@@ -57,6 +57,7 @@ class PlanRun {
   void finish_step(const StepOutcome& outcome, int64_t run_steps);
   void log_step(const StepOutcome& outcome);
   void print_step(const StepOutcome& outcome, int64_t run_steps) const;
+  MemoryPeaks memory_peaks() const;
   double log_peaks(const MemoryPeaks& peaks);
 
   const PlanFile file_;

@@ -76,13 +76,17 @@ std::string run_report(const StepGraph& graph, const Simulation& predicted, cons
                                "\nOther guests of this virtual machine's host took {:.0f} % of the CPU time that "
                                "this machine wanted during training; the prediction knows nothing of that.\n",
                                100 * steal_share);
+  const std::string whole_device =
+      peaks.device_used == 0 ? ""
+                             : fmt::format("| whole device, with context and other processes | {} | {} |\n",
+                                           format_bytes(peaks.device_planned), format_bytes(peaks.device_used));
   return fmt::format(
       "# Run report\n\n## Time\n\n{}{}\n## Memory\n\n"
       "| what | planned | measured peak |\n| --- | --- | --- |\n"
-      "| device buffers, one rank | {} | {} |\n| temporaries, all ranks | {} | {} |\n",
+      "| device buffers, one rank | {} | {} |\n| temporaries, all ranks | {} | {} |\n{}",
       time_section(graph, predicted, measured), steal, format_bytes(planned.device_buffer_bytes),
       format_bytes(peaks.device_buffers), format_bytes(planned.temporary_bytes * graph.ranks()),
-      format_bytes(peaks.temporaries));
+      format_bytes(peaks.temporaries), whole_device);
 }
 
 }  // namespace slidedp

@@ -31,6 +31,10 @@ class MeasuredSteps {
 struct MemoryPeaks {
   int64_t device_buffers = 0;  // largest rank's
   int64_t temporaries = 0;     // all ranks together
+  // Of the fullest device, all that is in use there, other processes and the driver's context included, at the run's
+  // end: nothing that this process takes is given back before. 0 = not known. Planned: buffers, temporaries and
+  // context of the ranks on it.
+  int64_t device_used = 0, device_planned = 0;
 };
 
 // `steal_share`: of the CPU time that the run wanted, what other guests of the host got; such time is in no prediction.

@@ -202,6 +202,13 @@ MemoryUse CudaDevice::memory() const {
   return memory_;
 }
 
+int64_t CudaDevice::used_by_all() const {
+  activate();
+  size_t free = 0, total = 0;
+  check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  return static_cast<int64_t>(total - free);
+}
+
 std::shared_ptr<StreamCore> CudaDevice::make_core(const std::string& name) {
   auto core = std::make_shared<StreamCore>(name);
   const std::lock_guard lock(cores_mutex_);

@@ -48,6 +48,7 @@ class CudaDevice final : public Device {
   // One cudaMalloc, which rounds up to 2 MiB, instead of one for each; where it fails, the allocations say why.
   void reserve(std::span<const int64_t> sizes) override;
   MemoryUse memory() const override;
+  int64_t used_by_all() const override;
 
   std::unique_ptr<Stream> create_stream(const std::string& name) override;
   std::unique_ptr<Event> create_event() override;

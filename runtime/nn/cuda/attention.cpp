@@ -79,7 +79,7 @@ std::string_view name(AttentionBackend backend) {
 }
 
 CudaAttention::Choice CudaAttention::deterministic() {
-  return {AttentionBackend::tiled, AttentionBackend::tiled, "attention: tiled matrix products (deterministic)"};
+  return {AttentionBackend::tiled, AttentionBackend::tiled, "tiled matrix products (deterministic)"};
 }
 
 CudaAttention::CudaAttention(const ModelSpec& model, Choice choice)

@@ -109,10 +109,10 @@ CudaAttention::Choice CudaAttention::measure(const ModelSpec& model, const Plan&
   // Two rows show which is faster, in a quarter of the memory of a large micro-batch.
   const int64_t rows = std::min<int64_t>(plan.micro_batch_rows, 2);
   Choice choice;
-  choice.report = "attention of rows with one document: ";
+  choice.report = "rows with one document: ";
   choice.one_document_rows = fastest(Trial(model, rows, plan.seq, 1, context),
                                      {AttentionBackend::cudnn, AttentionBackend::flash}, choice.report);
-  choice.report += "; of packed rows: ";
+  choice.report += "; packed rows: ";
   const int64_t documents = std::min<int64_t>(plan.seq, 4);
   choice.packed_rows =
       fastest(Trial(model, rows, plan.seq, documents, context), {AttentionBackend::flash}, choice.report);

@@ -106,9 +106,9 @@ class CudaComputeImpl final : public CudaCompute {
       known.ordinals.insert(device);
     }
     const Entry entry(stream_, device_);
-    workspace_ = nn::device_bytes(kCudaProductWorkspaceBytes, device_);
-    gemm_ = std::make_unique<nn::Gemm>(workspace_.data_ptr(), kCudaProductWorkspaceBytes);
-    rope_table_ = nn::device_bytes(cuda_rope_table_bytes(model_, plan_), device_);
+    // One piece: the allocator rounds each up.
+    kept_ = nn::device_bytes(kCudaProductWorkspaceBytes + cuda_rope_table_bytes(model_, plan_), device_);
+    gemm_ = std::make_unique<nn::Gemm>(kept_.data_ptr(), kCudaProductWorkspaceBytes);
     fill_rope_table();
     attention_ = std::make_unique<nn::CudaAttention>(model_, options_.deterministic
                                                                  ? nn::CudaAttention::deterministic()
@@ -120,8 +120,7 @@ class CudaComputeImpl final : public CudaCompute {
   ~CudaComputeImpl() override {
     attention_.reset();
     gemm_.reset();
-    workspace_.reset();
-    rope_table_.reset();
+    kept_.reset();
     try {
       allocator::emptyCache();
     } catch (const std::exception&) {
@@ -219,12 +218,11 @@ class CudaComputeImpl final : public CudaCompute {
     work(context(stream));
   }
 
-  // All temporaries at once, as one block of the caching allocator: what follows is cut from it and given back to it,
-  // so the device's memory is asked for once and does not fragment.
+  // All large temporaries at once, as one block of the caching allocator: what follows is cut from it and given back to
+  // it, so the device's memory is asked for once and does not fragment.
   void take_temporaries(cudaStream_t stream) {
     if (taken_for_ == std::make_pair(true, stream)) return;
-    const int64_t kept = static_cast<int64_t>(workspace_.nbytes() + rope_table_.nbytes());
-    const int64_t bytes = temporary_bytes(model_, plan_) - kept;
+    const int64_t bytes = cuda_temporary_block_bytes(model_, plan_);
     try {
       const at::Tensor block = context(stream).bytes(bytes);
     } catch (const c10::OutOfMemoryError&) {
@@ -251,7 +249,7 @@ class CudaComputeImpl final : public CudaCompute {
     const int64_t half = model_.head_dim / 2, elements = plan_.seq * half;
     std::vector<float> cos(static_cast<size_t>(elements)), sin(cos.size());
     nn::fill_rope_table(nn::rope_frequencies(model_.rope, model_.head_dim), plan_.seq, cos.data(), sin.data());
-    auto* place = static_cast<float*>(rope_table_.data_ptr());
+    auto* place = reinterpret_cast<float*>(static_cast<std::byte*>(kept_.data_ptr()) + kCudaProductWorkspaceBytes);
     const size_t bytes = cos.size() * sizeof(float);
     nn::check_cuda(cudaMemcpyAsync(place, cos.data(), bytes, cudaMemcpyHostToDevice, stream_), "cudaMemcpyAsync");
     nn::check_cuda(cudaMemcpyAsync(place + elements, sin.data(), bytes, cudaMemcpyHostToDevice, stream_),
@@ -269,7 +267,7 @@ class CudaComputeImpl final : public CudaCompute {
   int device_;
   cudaStream_t stream_;
   CudaComputeOptions options_;
-  at::Tensor workspace_, rope_table_;
+  at::Tensor kept_;  // the products' workspace, then the table of rotations
   std::unique_ptr<nn::Gemm> gemm_;
   nn::CudaRopeTable table_;
   std::unique_ptr<nn::CudaAttention> attention_;

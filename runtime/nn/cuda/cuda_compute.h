@@ -34,9 +34,9 @@ class CudaCompute : public Compute {
 
 // One object a rank, on the GPU of that ordinal; `cuda_stream` is a cudaStream_t (null: the default stream).
 // plan.compute must be bf16. Measures the attention backends once a process, GPU and shape. The first call on a stream
-// takes temporary_bytes() of device memory, which stay with ATen's caching allocator while the object lives; later
-// calls allocate nothing from the device. Throws Error for a model or a plan that the kernels do not take, or if that
-// memory is not there.
+// takes the large ones of temporary_bytes() from the device as one block, which stays with ATen's caching allocator
+// while the object lives; later calls ask the device for pieces of small tensors at most. Throws Error for a model or a
+// plan that the kernels do not take, or if that memory is not there.
 std::unique_ptr<CudaCompute> make_cuda_compute(const ModelSpec& model, const ModelLayout& layout, const Plan& plan,
                                                int device_ordinal, void* cuda_stream,
                                                CudaComputeOptions options = CudaComputeOptions());

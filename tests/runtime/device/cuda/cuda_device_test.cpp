@@ -102,6 +102,15 @@ TEST_P(CudaDeviceTest, ReservedMemoryIsOnePieceThatIsGivenBackWhole) {
   EXPECT_EQ(device.memory().in_use, 0);
 }
 
+TEST_P(CudaDeviceTest, WhatAllUseOnTheGpuIncludesThis) {
+  CudaDevice device(options());
+  const DeviceMemory memory = device.allocate(int64_t{1} << 30, "buffer");
+  size_t free = 0, total = 0;
+  check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  EXPECT_GE(device.used_by_all(), memory.bytes());
+  EXPECT_LE(device.used_by_all(), static_cast<int64_t>(total));
+}
+
 TEST_P(CudaDeviceTest, WithoutBudgetHasWhatIsFree) {
   CudaDevice device(options());
   size_t free = 0, total = 0;
