@@ -45,7 +45,7 @@ class Faults : public ::testing::Test {
     std::vector<NamedPlan> plans;
     const auto add = [&](int ranks, int micro_batches, int waves, Delivery delivery, Reduction reduction,
                          UpdatePolicy update, ActivationPolicy activation, int landing_slots, DType wire) {
-      Plan plan = training_.plan(ranks, micro_batches, waves);
+      Plan plan = small_.plan(ranks, micro_batches, waves);
       plan.delivery = delivery;
       plan.reduction = reduction;
       plan.update = update;
@@ -84,7 +84,7 @@ class Faults : public ::testing::Test {
   // How many tasks of each kind one steady step of the plan runs; on one rank, where ranks have them.
   std::map<TaskKind, int> kinds(const Plan& plan) const {
     std::map<TaskKind, int> counts;
-    for (const Task& task : build_step_graph(training_.model(), training_.train(), plan).tasks) {
+    for (const Task& task : build_step_graph(training(plan).model(), training(plan).train(), plan).tasks) {
       if (task.rank <= 0 && (task.phases & phase_bit(Phase::steady)) != 0) ++counts[counted(task.kind)];
     }
     return counts;
@@ -92,13 +92,18 @@ class Faults : public ::testing::Test {
 
   std::string run(const Plan& plan, Disturbance& disturbance) const {
     return error_of([&] {
-      training_.run(
-          plan, training_.train(), kSteps, [&](Backend& backend) { disturbance.wrap(backend); },
+      training(plan).run(
+          plan, training(plan).train(), kSteps, [&](Backend& backend) { disturbance.wrap(backend); },
           disturbance.pool_hook());
     });
   }
 
-  TinyTraining training_{plain_model(true), {make_plain_backend}};
+  const TinyTraining& training(const Plan& plan) const {
+    return plan.vocabulary_rows == VocabularyRows::touched ? wide_ : small_;
+  }
+
+  TinyTraining small_{plain_model(true, kSmallHidden), {make_plain_backend}};
+  TinyTraining wide_{plain_model(true), {make_plain_backend}};
   std::mt19937 random_{3};
 };
 
@@ -106,9 +111,8 @@ TEST_F(Faults, MemoryThatCannotBePinnedIsANoteAndChangesNothing) {
   const Plan plan = plans().front().plan;
   Disturbance refusing(1);
   refusing.refuse_registration = true;
-  const RunResult expected = training_.run(plan, training_.train(), kSteps);
-  const RunResult result =
-      training_.run(plan, training_.train(), kSteps, [&](Backend& backend) { refusing.wrap(backend); });
+  const RunResult expected = small_.run(plan, small_.train(), kSteps);
+  const RunResult result = small_.run(plan, small_.train(), kSteps, [&](Backend& backend) { refusing.wrap(backend); });
   EXPECT_TRUE(expected.notes.empty());
   ASSERT_FALSE(result.notes.empty());
   EXPECT_THAT(result.notes.front(), AllOf(HasSubstr("refuses to pin"), HasSubstr("goes on")));
@@ -209,11 +213,11 @@ TEST_F(Faults, CancellationAtRandomMomentsIsTheOneErrorThatComesOut) {
   for (const auto& [name, plan] : plans()) {
     const Watchdog watchdog(name);
     SCOPED_TRACE(name);
-    const int64_t all = operations(training_, plan);
+    const int64_t all = operations(training(plan), plan);
     EXPECT_GT(all, 100);
     for (int turn = 0; turn < 6; ++turn) {
       Disturbance disturbance(++seed);
-      UnderWay under_way(training_, plan, disturbance);
+      UnderWay under_way(training(plan), plan, disturbance);
       wait_for(disturbance, std::uniform_int_distribution<int64_t>(0, all)(random_));
       under_way.executor().cancel("enough");
       for (int again = 0; again < 2; ++again) {
@@ -230,11 +234,11 @@ TEST_F(Faults, AFaultAndACancellationAreOneError) {
   for (const auto& [name, plan] : plans()) {
     const Watchdog watchdog(name);
     SCOPED_TRACE(name);
-    const int64_t all = operations(training_, plan);
+    const int64_t all = operations(training(plan), plan);
     for (int turn = 0; turn < 4; ++turn) {
       const int call = 1 + static_cast<int>(random_() % 4);
       Disturbance disturbance(++seed, {{TaskKind::bwd, call, 0}, {TaskKind::d2h, 3 * call, plan.ranks - 1}});
-      UnderWay under_way(training_, plan, disturbance);
+      UnderWay under_way(training(plan), plan, disturbance);
       wait_for(disturbance, std::uniform_int_distribution<int64_t>(0, all / 4)(random_));
       under_way.executor().cancel("enough");
       const auto collect = [&] { under_way.executor().collect(std::chrono::seconds(60)); };
@@ -249,10 +253,10 @@ TEST_F(Faults, DestructionAtRandomMomentsWaitsForWhatRuns) {
   uint32_t seed = 4000;
   for (const auto& [name, plan] : plans()) {
     const Watchdog watchdog(name);
-    const int64_t all = operations(training_, plan);
+    const int64_t all = operations(training(plan), plan);
     for (int turn = 0; turn < 6; ++turn) {
       Disturbance disturbance(++seed);
-      UnderWay under_way(training_, plan, disturbance);
+      UnderWay under_way(training(plan), plan, disturbance);
       wait_for(disturbance, std::uniform_int_distribution<int64_t>(0, all)(random_));
       under_way.destroy();
       const int64_t begun = disturbance.operations();
