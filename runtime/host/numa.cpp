@@ -4,14 +4,17 @@
 #include <numaif.h>
 #include <sched.h>
 
+#include <memory>
+
 #include "runtime/host/worker_cores.h"
 
 namespace slidedp {
 std::vector<NumaNode> numa_nodes() {
   if (numa_available() < 0) return {{0, allowed_cores()}};
   std::vector<NumaNode> nodes;
+  const std::unique_ptr<bitmask, decltype(&numa_bitmask_free)> allowed(numa_get_mems_allowed(), &numa_bitmask_free);
   for (int id = 0; id <= numa_max_node(); ++id) {
-    if (numa_bitmask_isbitset(numa_get_mems_allowed(), static_cast<unsigned>(id)) != 0) nodes.push_back({id, {}});
+    if (numa_bitmask_isbitset(allowed.get(), static_cast<unsigned>(id)) != 0) nodes.push_back({id, {}});
   }
   if (nodes.empty()) nodes.push_back({0, {}});
   for (const int core : allowed_cores()) {

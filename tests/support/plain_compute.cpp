@@ -420,11 +420,11 @@ Backend make_plain_backend(const ModelSpec& model, const ModelLayout& layout, co
   return backend;
 }
 
-ModelSpec plain_model(bool tied) {
+ModelSpec plain_model(bool tied, int64_t hidden) {
   ModelSpec model;
   model.name = "plain";
   model.family = ModelFamily::llama;
-  model.hidden = 64;  // touched rows need whole blocks
+  model.hidden = hidden;
   model.intermediate = 20;
   model.layers = 4;
   model.heads = 2;

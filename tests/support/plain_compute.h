@@ -20,6 +20,8 @@ std::unique_ptr<Compute> make_plain_compute(const ModelSpec& model, const ModelL
 Backend make_plain_backend(const ModelSpec& model, const ModelLayout& layout, const Plan& plan);
 
 // A model that plain compute can run and the tiny trainings' data fit: 4 layers, two query heads on one KV head.
-ModelSpec plain_model(bool tied);
+// Touched rows need a hidden size of whole blocks; the small one is quicker.
+inline constexpr int64_t kSmallHidden = 16;
+ModelSpec plain_model(bool tied, int64_t hidden = kBlockElements);
 
 }  // namespace slidedp::testing

@@ -45,7 +45,7 @@ class Faults : public ::testing::Test {
     std::vector<NamedPlan> plans;
     const auto add = [&](int ranks, int micro_batches, int waves, Delivery delivery, Reduction reduction,
                          UpdatePolicy update, ActivationPolicy activation, int landing_slots, DType wire) {
-      Plan plan = training_.plan(ranks, micro_batches, waves);
+      Plan plan = small_.plan(ranks, micro_batches, waves);
       plan.delivery = delivery;
       plan.reduction = reduction;
       plan.update = update;
@@ -71,6 +71,7 @@ class Faults : public ::testing::Test {
     add(2, 2, 1, replicated, gpu, eager, offload, 0, DType::bf16);
     add(2, 1, 2, sharded, gpu, split, offload, 0, DType::bf16);
     plans.back().plan.vocabulary_rows = VocabularyRows::touched;
+    plans.back().plan.model = wide_.plan().model;
     plans.back().name += ", touched rows";
     return plans;
   }
@@ -84,7 +85,7 @@ class Faults : public ::testing::Test {
   // How many tasks of each kind one steady step of the plan runs; on one rank, where ranks have them.
   std::map<TaskKind, int> kinds(const Plan& plan) const {
     std::map<TaskKind, int> counts;
-    for (const Task& task : build_step_graph(training_.model(), training_.train(), plan).tasks) {
+    for (const Task& task : build_step_graph(training(plan).model(), training(plan).train(), plan).tasks) {
       if (task.rank <= 0 && (task.phases & phase_bit(Phase::steady)) != 0) ++counts[counted(task.kind)];
     }
     return counts;
@@ -92,13 +93,18 @@ class Faults : public ::testing::Test {
 
   std::string run(const Plan& plan, Disturbance& disturbance) const {
     return error_of([&] {
-      training_.run(
-          plan, training_.train(), kSteps, [&](Backend& backend) { disturbance.wrap(backend); },
+      training(plan).run(
+          plan, training(plan).train(), kSteps, [&](Backend& backend) { disturbance.wrap(backend); },
           disturbance.pool_hook());
     });
   }
 
-  TinyTraining training_{plain_model(true), {make_plain_backend}};
+  const TinyTraining& training(const Plan& plan) const {
+    return plan.vocabulary_rows == VocabularyRows::touched ? wide_ : small_;
+  }
+
+  TinyTraining small_{plain_model(true, kSmallHidden), {make_plain_backend}};
+  TinyTraining wide_{plain_model(true), {make_plain_backend}};
   std::mt19937 random_{3};
 };
 
@@ -196,11 +202,11 @@ TEST_F(Faults, CancellationAtRandomMomentsIsTheOneErrorThatComesOut) {
   for (const auto& [name, plan] : plans()) {
     const Watchdog watchdog(name);
     SCOPED_TRACE(name);
-    const int64_t all = operations(training_, plan);
+    const int64_t all = operations(training(plan), plan);
     EXPECT_GT(all, 100);
     for (int turn = 0; turn < 6; ++turn) {
       Disturbance disturbance(++seed);
-      UnderWay under_way(training_, plan, disturbance);
+      UnderWay under_way(training(plan), plan, disturbance);
       wait_for(disturbance, std::uniform_int_distribution<int64_t>(0, all)(random_));
       under_way.executor().cancel("enough");
       for (int again = 0; again < 2; ++again) {
@@ -217,11 +223,11 @@ TEST_F(Faults, AFaultAndACancellationAreOneError) {
   for (const auto& [name, plan] : plans()) {
     const Watchdog watchdog(name);
     SCOPED_TRACE(name);
-    const int64_t all = operations(training_, plan);
+    const int64_t all = operations(training(plan), plan);
     for (int turn = 0; turn < 4; ++turn) {
       const int call = 1 + static_cast<int>(random_() % 4);
       Disturbance disturbance(++seed, {{TaskKind::bwd, call, 0}, {TaskKind::d2h, 3 * call, plan.ranks - 1}});
-      UnderWay under_way(training_, plan, disturbance);
+      UnderWay under_way(training(plan), plan, disturbance);
       wait_for(disturbance, std::uniform_int_distribution<int64_t>(0, all / 4)(random_));
       under_way.executor().cancel("enough");
       const auto collect = [&] { under_way.executor().collect(std::chrono::seconds(60)); };
@@ -236,10 +242,10 @@ TEST_F(Faults, DestructionAtRandomMomentsWaitsForWhatRuns) {
   uint32_t seed = 4000;
   for (const auto& [name, plan] : plans()) {
     const Watchdog watchdog(name);
-    const int64_t all = operations(training_, plan);
+    const int64_t all = operations(training(plan), plan);
     for (int turn = 0; turn < 6; ++turn) {
       Disturbance disturbance(++seed);
-      UnderWay under_way(training_, plan, disturbance);
+      UnderWay under_way(training(plan), plan, disturbance);
       wait_for(disturbance, std::uniform_int_distribution<int64_t>(0, all)(random_));
       under_way.destroy();
       const int64_t begun = disturbance.operations();
