@@ -425,7 +425,7 @@ ModelSpec plain_model(bool tied, int64_t hidden) {
   model.name = "plain";
   model.family = ModelFamily::llama;
   model.hidden = hidden;
-  model.intermediate = 20;
+  model.intermediate = 8;
   model.layers = 4;
   model.heads = 2;
   model.kv_heads = 1;

@@ -71,6 +71,7 @@ class Faults : public ::testing::Test {
     add(2, 2, 1, replicated, gpu, eager, offload, 0, DType::bf16);
     add(2, 1, 2, sharded, gpu, split, offload, 0, DType::bf16);
     plans.back().plan.vocabulary_rows = VocabularyRows::touched;
+    plans.back().plan.model = wide_.plan().model;
     plans.back().name += ", touched rows";
     return plans;
   }
