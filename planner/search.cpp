@@ -368,11 +368,14 @@ class Search {
     return done;
   }
 
-  static const Combination& representative(const std::vector<Combination>& variants) {
+  // With several waves a landing ring of two layers holds only a few large chunks and stalls, so it is smaller there.
+  const Combination& representative(const std::vector<Combination>& variants) const {
     const int64_t largest = variants.back().chunk_elements;
+    const int64_t most = variants.front().waves > 1 ? problem_.layout.units[1].elements / 8 : largest;
     const Combination* chosen = &variants.front();
     for (const Combination& variant : variants) {
-      if (variant.chunk_elements < largest && variant.chunk_elements > chosen->chunk_elements) chosen = &variant;
+      const bool allowed = variant.chunk_elements < largest && variant.chunk_elements <= most;
+      if (allowed && variant.chunk_elements > chosen->chunk_elements) chosen = &variant;
     }
     return *chosen;
   }
