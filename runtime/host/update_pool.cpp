@@ -1,8 +1,5 @@
 #include "runtime/host/update_pool.h"
 
-#include <pthread.h>
-#include <sched.h>
-
 #include <algorithm>
 #include <stdexcept>
 #include <tuple>
@@ -42,17 +39,6 @@ UpdatePool::UpdatePool(int workers, std::function<void(std::exception_ptr)> on_e
     wake_all();
     for (std::thread& thread : threads_) thread.join();
     throw;
-  }
-  pin();
-}
-
-// A core can be taken from the process at any time; its worker then runs where it may, which is slower and not wrong.
-void UpdatePool::pin() {
-  for (size_t worker = 0; worker < places_.size(); ++worker) {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET(places_[worker].core, &set);
-    pthread_setaffinity_np(threads_[worker].native_handle(), sizeof(set), &set);
   }
 }
 
@@ -99,7 +85,10 @@ UpdatePool::Node* UpdatePool::next_node(size_t own) {
 }
 
 void UpdatePool::work(int worker) {
-  const size_t own = places_.empty() ? 0 : static_cast<size_t>(places_[static_cast<size_t>(worker)].node);
+  const WorkerPlace place = places_.empty() ? WorkerPlace{} : places_[static_cast<size_t>(worker)];
+  // A core can be taken from the process at any time; its worker then runs where it may, slower and not wrong.
+  if (!places_.empty()) run_on_cores({place.core});
+  const auto own = static_cast<size_t>(place.node);
   for (;;) {
     std::function<void(int)> task;
     {

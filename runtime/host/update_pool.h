@@ -51,7 +51,6 @@ class UpdatePool {
     int idle = 0;
   };
   void work(int worker);
-  void pin();
   void wake_all();
   Node* next_node(size_t own);  // whose task a worker of node `own` takes; nullptr if none is queued
 

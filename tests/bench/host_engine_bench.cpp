@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "profiler/adam_slice.h"
 #include "runtime/host/cpu_adam.h"
 #include "runtime/host/kernels.h"
 #include "runtime/host/worker_cores.h"
@@ -65,20 +66,6 @@ Arrays carve(std::byte* part, int64_t bytes, const std::vector<int>& widths) {
   return arrays;
 }
 
-AdamScalars scalars() {
-  AdamScalars s;
-  s.beta1 = 0.9f;
-  s.beta2 = 0.999f;
-  s.one_minus_beta1 = 0.1f;
-  s.one_minus_beta2 = 0.001f;
-  s.eps = 1e-8f;
-  s.step_size = 1e-6f;
-  s.bias_correction2_sqrt = 0.1f;
-  s.decay = 1 - 1e-6f;
-  s.gradient_scale = 1e-3f;
-  return s;
-}
-
 const std::vector<int> kState{2, 2, 4, 4};  // hi, lo, m, v
 
 std::vector<int> state_and(int sources, int width) {
@@ -96,7 +83,7 @@ GradientSources sources(const Arrays& arrays, size_t first, int count, DType typ
 
 void adam(const Arrays& arrays, const GradientSources& gradient, UpdatePart part = UpdatePart::whole) {
   adam_update(arrays.span<uint16_t>(0), arrays.span<uint16_t>(1), arrays.span<float>(2), arrays.span<float>(3),
-              gradient, scalars(), true, part);
+              gradient, typical_scalars(), true, part);
 }
 
 Case adam_case(int count, DType type) {

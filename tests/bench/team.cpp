@@ -1,14 +1,12 @@
 #include "tests/bench/team.h"
 
-#include <pthread.h>
-#include <sched.h>
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <barrier>
 #include <chrono>
 #include <cstring>
-#include <stdexcept>
+
+#include "model/base/types.h"
+#include "runtime/host/numa.h"
 
 namespace slidedp::bench {
 namespace {
@@ -29,21 +27,14 @@ struct Team::Control {
 
 Team::Team(const std::vector<int>& cores, int64_t bytes) {
   const auto threads = static_cast<int64_t>(cores.size());
-  part_bytes_ = (bytes / threads + kHugePage - 1) / kHugePage * kHugePage;
-  mapped_bytes_ = part_bytes_ * threads + kHugePage;
-  mapped_ =
-      mmap(nullptr, static_cast<size_t>(mapped_bytes_), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (mapped_ == MAP_FAILED) throw std::runtime_error("the benchmark's memory cannot be had; choose a smaller --gib");
-  madvise(mapped_, static_cast<size_t>(mapped_bytes_), MADV_HUGEPAGE);  // refused: small pages
-  const auto past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(mapped_) % kHugePage);
-  memory_ = static_cast<std::byte*>(mapped_) + (past == 0 ? 0 : kHugePage - past);
+  part_bytes_ = round_up(ceil_div(bytes, threads), kHugePage);
+  memory_ = Arena(part_bytes_ * threads, "The benchmark (--gib)");
   control_ = std::make_unique<Control>(static_cast<int>(threads));
   for (int thread = 0; thread < static_cast<int>(threads); ++thread) {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET(cores[static_cast<size_t>(thread)], &set);
-    threads_.emplace_back([this, thread] { loop(thread); });
-    pthread_setaffinity_np(threads_.back().native_handle(), sizeof(set), &set);
+    threads_.emplace_back([this, thread, core = cores[static_cast<size_t>(thread)]] {
+      run_on_cores({core});
+      loop(thread);
+    });
   }
 }
 
@@ -51,7 +42,6 @@ Team::~Team() {
   control_->work = nullptr;
   control_->start.arrive_and_wait();
   threads_.clear();
-  munmap(mapped_, static_cast<size_t>(mapped_bytes_));
 }
 
 void Team::loop(int thread) {

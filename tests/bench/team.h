@@ -8,6 +8,8 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/host/arena.h"
+
 namespace slidedp::bench {
 
 class Team {
@@ -21,7 +23,9 @@ class Team {
 
   int threads() const { return static_cast<int>(threads_.size()); }
   int64_t part_bytes() const { return part_bytes_; }
-  std::byte* part(int thread) const { return memory_ + thread * part_bytes_; }  // page aligned
+  std::byte* part(int thread) const {
+    return static_cast<std::byte*>(memory_.data()) + thread * part_bytes_;
+  }  // page aligned
   // Every thread writes its part anew: 0x3c in every byte, a positive normal number both as bf16 and as fp32.
   void fill();
   // Runs work(thread) on all; seconds from the first start to the last end.
@@ -31,9 +35,8 @@ class Team {
   struct Control;
   void loop(int thread);
 
-  void* mapped_ = nullptr;
-  std::byte* memory_ = nullptr;  // the first huge page in it
-  int64_t part_bytes_ = 0, mapped_bytes_ = 0;
+  Arena memory_;
+  int64_t part_bytes_ = 0;
   std::unique_ptr<Control> control_;
   std::vector<std::jthread> threads_;
 };
