@@ -118,6 +118,7 @@ SavedLayout saved_layout(const ModelSpec& model, int64_t tokens, DType compute, 
   layout.attention = offsets.take(tokens * queries * element);
   layout.log_sum_exp = offsets.take(tokens * model.heads * 4);
   layout.residual = offsets.take(tokens * model.hidden * element);
+  layout.mlp = offsets.end;
   if (all) layout.residual_rstd = offsets.take(tokens * 4);
   layout.gate_up = offsets.take(tokens * std::max(2 * model.intermediate, queries) * element);
   layout.bytes = offsets.end;

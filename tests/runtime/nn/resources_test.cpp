@@ -250,6 +250,13 @@ TEST(Flops, CountMatricesAndCausalAttention) {
   EXPECT_DOUBLE_EQ(layer_forward_flops(model, 3, 16), forward);
   EXPECT_DOUBLE_EQ(layer_backward_flops(model, 3, 16), 2 * forward);
   EXPECT_DOUBLE_EQ(head_flops(model, 48), 6.0 * 48 * 301 * 72);
+  const double mlp = 2.0 * 3 * 16 * 3.0 * 100 * 72;
+  EXPECT_DOUBLE_EQ(layer_forward_flops(model, 3, 16, LayerBlock::mlp), mlp);
+  EXPECT_DOUBLE_EQ(layer_forward_flops(model, 3, 16, LayerBlock::attention), forward - mlp);
+  EXPECT_DOUBLE_EQ(layer_backward_flops(model, 3, 16, LayerBlock::mlp), 2 * mlp);
+  EXPECT_DOUBLE_EQ(selective_backward_bytes(model, 48, DType::bf16, LayerBlock::attention) +
+                       selective_backward_bytes(model, 48, DType::bf16, LayerBlock::mlp),
+                   selective_backward_bytes(model, 48, DType::bf16));
 }
 
 }  // namespace
