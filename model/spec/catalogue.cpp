@@ -54,14 +54,20 @@ int lanes_per_gpu(const CatalogueGpu& gpu, const CatalogueHost& host, int gpus) 
   return std::min(gpu.pcie_lanes, static_cast<int>(std::bit_floor(static_cast<unsigned>(share))));
 }
 
-// One direction of the link between a GPU and the host, as copies see it.
-double link_gbps(const CatalogueGpu& gpu, const CatalogueHost& host, int gpus) {
+// The link between a GPU and the host, each direction alone, as copies see it.
+PcieSpec link_rates(const CatalogueGpu& gpu, const CatalogueHost& host, int gpus) {
+  PcieSpec pcie;
+  pcie.h2d.latency_s = kReach.h2d_latency_s;
+  pcie.d2h.latency_s = kReach.d2h_latency_s;
   if (gpu.c2c_gbps > 0) {
     check_c2c(gpu, host, gpus);
-    return kReach.link * gpu.c2c_gbps;
+    pcie.h2d.gbps = kReach.c2c_h2d * gpu.c2c_gbps;
+    pcie.d2h.gbps = kReach.c2c_d2h * gpu.c2c_gbps;
+    return pcie;
   }
   const int generation = std::min(gpu.pcie_generation, host.pcie_generation);
-  return kReach.link * raw_pcie_gbps(generation, lanes_per_gpu(gpu, host, gpus));
+  pcie.h2d.gbps = pcie.d2h.gbps = kReach.pcie * raw_pcie_gbps(generation, lanes_per_gpu(gpu, host, gpus));
+  return pcie;
 }
 
 DeviceSpec compose_device(const CatalogueGpu& gpu) {
@@ -69,22 +75,21 @@ DeviceSpec compose_device(const CatalogueGpu& gpu) {
   return {gpu.name, "cuda", visible, kReach.context_bytes};
 }
 
-PcieSpec compose_pcie(double link, int gpus) {
-  PcieSpec pcie;
-  pcie.h2d = {kReach.h2d_latency_s, link};
-  pcie.d2h = {kReach.d2h_latency_s, link};
-  pcie.duplex_gbps = kReach.duplex * 2 * link;
-  pcie.root_h2d_gbps = pcie.root_d2h_gbps = gpus * link;
+PcieSpec compose_pcie(const CatalogueGpu& gpu, const CatalogueHost& host, int gpus) {
+  PcieSpec pcie = link_rates(gpu, host, gpus);
+  pcie.duplex_gbps = kReach.duplex * (pcie.h2d.gbps + pcie.d2h.gbps);
+  pcie.root_h2d_gbps = gpus * pcie.h2d.gbps;
+  pcie.root_d2h_gbps = gpus * pcie.d2h.gbps;
   pcie.h2d_loss = pcie.d2h_loss = kReach.link_loss;
   return pcie;
 }
 
 // One GPU has nobody to exchange data with.
-CollectiveSpec compose_collectives(const CatalogueGpu& gpu, double link, int gpus) {
+CollectiveSpec compose_collectives(const CatalogueGpu& gpu, const PcieSpec& pcie, int gpus) {
   if (gpus == 1) return {};
   const bool nvlink = gpu.nvlink_gbps > 0 && gpus <= gpu.nvlink_gpus;
   const LinkRate bus{kReach.collective_latency_s,
-                     nvlink ? kReach.nvlink * gpu.nvlink_gbps : kReach.pcie_collective * link};
+                     nvlink ? kReach.nvlink * gpu.nvlink_gbps : kReach.pcie_collective * pcie.h2d.gbps};
   return {bus, bus, bus};
 }
 
@@ -143,14 +148,13 @@ CatalogueHost load_catalogue_host(const std::filesystem::path& file) {
 
 HardwareSpec compose_hardware(const CatalogueGpu& gpu, const CatalogueHost& host, int gpus) {
   if (gpus < 1) failf("A machine of {} GPUs cannot be planned for: it needs at least 1.", gpus);
-  const double link = link_gbps(gpu, host, gpus);
   HardwareSpec spec;
   spec.name = fmt::format("{} x {}, {}", gpus, gpu.name, host.name);
   spec.measured = false;
   spec.gpus = gpus;
   spec.device = compose_device(gpu);
-  spec.pcie = compose_pcie(link, gpus);
-  spec.collectives = compose_collectives(gpu, link, gpus);
+  spec.pcie = compose_pcie(gpu, host, gpus);
+  spec.collectives = compose_collectives(gpu, spec.pcie, gpus);
   spec.kernels = compose_kernels(gpu);
   spec.host = compose_host(host, spec.pcie);
   if (const auto problem = check_hardware(spec)) {

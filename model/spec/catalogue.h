@@ -59,8 +59,11 @@ struct CatalogueEstimates {
   double device_memory = 0.985;                // of a GPU's memory that a program sees. Measured: 0.991 (139.8 of 141)
   int64_t context_bytes = int64_t{704} << 20;  // measured
 
-  double link = 0.86;    // of a link's raw rate. Measured: 0.88 on PCIe 5; about 0.83 is usual on PCIe 4
-  double duplex = 0.86;  // of both directions' sum, at the same time. Measured
+  double pcie = 0.86;  // of a link's raw rate. Measured: 0.88 on PCIe 5; about 0.83 is usual on PCIe 4
+  // Of NVLink-C2C's rate: 375 and 297 of 450 GB/s in "Harnessing Integrated CPU-GPU System Memory for HPC: a first look
+  // into Grace Hopper" (2024).
+  double c2c_h2d = 0.83, c2c_d2h = 0.66;
+  double duplex = 0.86;                                   // of both directions' sum, at the same time. Measured
   double h2d_latency_s = 5.5e-6, d2h_latency_s = 3.2e-6;  // measured
   double nvlink = 0.80;                                   // bus bandwidth of NCCL, of NVLink's rate in one direction
   // The same over PCIe, of the link's rate: every byte crosses the host's root and, without peer-to-peer access, its

@@ -76,9 +76,9 @@ TEST(Catalogue, DramIsChannelsTimesEightBytesTimesTransfers) {
 
 TEST(Catalogue, EstimatesAreShares) {
   const CatalogueEstimates& e = kCatalogueEstimates;
-  for (const double share :
-       {e.layer_fwd, e.layer_bwd, e.head, e.half_rate_layer_fwd, e.half_rate_layer_bwd, e.half_rate_head, e.elementwise,
-        e.device_memory, e.link, e.duplex, e.nvlink, e.pcie_collective, e.dram, e.cpu_stream, e.host_memory}) {
+  for (const double share : {e.layer_fwd, e.layer_bwd, e.head, e.half_rate_layer_fwd, e.half_rate_layer_bwd,
+                             e.half_rate_head, e.elementwise, e.device_memory, e.pcie, e.c2c_h2d, e.c2c_d2h, e.duplex,
+                             e.nvlink, e.pcie_collective, e.dram, e.cpu_stream, e.host_memory}) {
     EXPECT_GT(share, 0);
     EXPECT_LE(share, 1);
   }
@@ -114,6 +114,7 @@ TEST_F(CataloguePairs, AllComposeAndRoundTrip) {
         EXPECT_LT(spec.kernels.layer_fwd.peak_gflops, gpu.bf16_tflops * 1e3);
         EXPECT_LT(spec.host.dram_gbps, host.memory_gbps());
         EXPECT_DOUBLE_EQ(spec.pcie.root_h2d_gbps, gpus * spec.pcie.h2d.gbps);
+        EXPECT_DOUBLE_EQ(spec.pcie.root_d2h_gbps, gpus * spec.pcie.d2h.gbps);
         ++composed;
       }
     }
@@ -123,7 +124,7 @@ TEST_F(CataloguePairs, AllComposeAndRoundTrip) {
 
 TEST(Catalogue, TheSlowerEndSetsThePcieGeneration) {
   // One direction of 16 lanes: 16 GT/s (generation 4) or 32 (generation 5) each, 128 bits in 130.
-  const double four = 16.0 * 16 * 128 / 130 / 8 * kCatalogueEstimates.link, five = 2 * four;
+  const double four = 16.0 * 16 * 128 / 130 / 8 * kCatalogueEstimates.pcie, five = 2 * four;
   EXPECT_NEAR(four, 27.1, 0.05);
   EXPECT_DOUBLE_EQ(compose_hardware(gpu_of("rtx-4090"), host_of("epyc-genoa"), 1).pcie.h2d.gbps, four);
   EXPECT_DOUBLE_EQ(compose_hardware(gpu_of("h100-pcie"), host_of("xeon-ice-lake"), 1).pcie.h2d.gbps, four);
@@ -161,7 +162,8 @@ TEST(Catalogue, CollectivesTakeNvlinkWhereItJoinsAllGpus) {
 
 TEST(Catalogue, TheSuperchipHasItsOwnLink) {
   const HardwareSpec spec = compose_hardware(gpu_of("gh200"), host_of("grace"), 1);
-  EXPECT_DOUBLE_EQ(spec.pcie.h2d.gbps, 450 * kCatalogueEstimates.link);
+  EXPECT_DOUBLE_EQ(spec.pcie.h2d.gbps, 450 * kCatalogueEstimates.c2c_h2d);
+  EXPECT_DOUBLE_EQ(spec.pcie.d2h.gbps, 450 * kCatalogueEstimates.c2c_d2h);
   EXPECT_THAT(error_of([] { compose_hardware(gpu_of("gh200"), host_of("epyc-genoa"), 1); }),
               AllOf(HasSubstr("EPYC 9554 does not have"), HasSubstr("grace.yaml")));
   EXPECT_THAT(error_of([] { compose_hardware(gpu_of("gh200"), host_of("grace"), 2); }),
