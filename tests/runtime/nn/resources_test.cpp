@@ -177,8 +177,8 @@ TEST(MixedPolicies, TemporariesAreThoseOfTheLargestLayer) {
   const int64_t keep = temporary_bytes(model, plan);
   plan.activation.back() = ActivationPolicy::recompute;
   const int64_t mixed = temporary_bytes(model, plan);
-  // silu(gate) * up and the down matrix instead of the matrices of gate and up.
-  EXPECT_EQ(mixed - keep, 4 * (4 * 256 * 3000 + 72 * 3000 - 2 * 72 * 3000));
+  EXPECT_EQ(mixed, 4 * (256 * 12 + 4 * 256 * 3000 + 72 * 3000));  // rotations, silu(gate) * up and its matrix
+  EXPECT_LT(keep, mixed / 2);
   plan.activation.assign(plan.activation.size(), ActivationPolicy::offload);
   EXPECT_EQ(temporary_bytes(model, plan), mixed);
 }
