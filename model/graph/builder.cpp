@@ -108,17 +108,20 @@ void Builder::emit_deliveries(const Visit& visit) {
     const size_t count = weights.touched ? graph_.touched.chunks.size() : chunks(weights.unit).size();
     // In the order of need: backward begins with the MLP block, unless it runs the forward again.
     const bool mlp_first = visit.backward && !recomputes(plan().activation[static_cast<size_t>(visit.unit) - 1]);
-    const size_t first = mlp_first ? first_mlp_chunk(visit.unit) : 0;
+    const size_t first = mlp_first ? chunk_at(visit.unit, layout(visit.unit).range(LayerBlock::mlp).begin) : 0;
     for (size_t i = 0; i < count; ++i) emit_delivery(weights, (first + i) % count);
   }
 }
 
-// The first chunk that lies in a layer's MLP block; their number if there is none.
+// The chunk that holds an element.
+size_t Builder::chunk_at(int unit, int64_t element) const {
+  const auto ends_after = [element](const Chunk& chunk) { return chunk.begin + chunk.elements > element; };
+  return static_cast<size_t>(std::ranges::find_if(chunks(unit), ends_after) - chunks(unit).begin());
+}
+
+// The first chunk that has nothing of a layer's attention block; their number if there is none.
 size_t Builder::first_mlp_chunk(int unit) const {
-  const int64_t middle = layout(unit).range(LayerBlock::mlp).begin;
-  const auto& all = chunks(unit);
-  const auto found = std::ranges::find_if(all, [&](const Chunk& chunk) { return chunk.begin >= middle; });
-  return static_cast<size_t>(found - all.begin());
+  return chunk_at(unit, layout(unit).range(LayerBlock::attention).end - 1) + 1;
 }
 
 // Notes that the unit's (deferred) update stands in the graph; true if it already did.
@@ -349,6 +352,7 @@ void Builder::emit_recompute(const Visit& visit, int rank, int m) {
 
 void Builder::emit_backward_block(LayerBlock block, const Visit& visit, int rank, int m) {
   const int layer = layout(visit.unit).layer;
+  const ActivationPolicy policy = plan().activation[static_cast<size_t>(layer)];
   const SavedLayout& saved = saved_[static_cast<size_t>(layer)];
   Task& task = emit_block(TaskKind::bwd, block, visit, rank, m);
   task.first = m == 0;
@@ -358,15 +362,15 @@ void Builder::emit_backward_block(LayerBlock block, const Visit& visit, int rank
   } else {
     touch_hidden(task, Role::hidden_in, AccessMode::read, hidden(rank, m, layer, true));
     touch_saved(task, AccessMode::read_write, 0, saved.residual);
-    touch_saved(task, AccessMode::write, saved.gate_up, saved.bytes);  // the gradient of the attention output
+    // The gradient of the attention output takes the place of gate and up.
+    const int64_t queries = plan().micro_batch_tokens() * model_.heads * model_.head_dim;
+    touch_saved(task, AccessMode::write, saved.gate_up, saved.gate_up + queries * size_of(plan().compute));
   }
   touch_hidden(task, Role::hidden_gradient, AccessMode::read_write,
                rank_buffers(rank).hidden_gradient[static_cast<size_t>(m)]);
   touch_gradients(task, Role::gradients, visit.unit);
-  if (plan().activation[static_cast<size_t>(layer)] == ActivationPolicy::selective) {
-    task.work.device_bytes =
-        static_cast<int64_t>(selective_backward_bytes(model_, plan().micro_batch_tokens(), plan().compute, block));
-  }
+  task.work.device_bytes =
+      static_cast<int64_t>(formed_again_bytes(model_, plan().micro_batch_tokens(), plan().compute, policy, block));
 }
 
 void Builder::emit_embedding_backward(int rank, int m) {

@@ -35,6 +35,7 @@ class Builder {
   static void touch(Task& task, Role role, AccessMode mode, BufferId buffer, int64_t begin, int64_t bytes);
   void emit_batch();
   void emit_deliveries(const Visit& visit);
+  size_t chunk_at(int unit, int64_t element) const;
   size_t first_mlp_chunk(int unit) const;
   bool updated(int unit);
   void emit_delivery(const Residency& weights, size_t index);
