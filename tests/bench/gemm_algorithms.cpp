@@ -1,8 +1,8 @@
-// Which of cuBLASLt's algorithms is fastest for each matrix product of a Qwen3-4B step of 8 x 4096 tokens: what the
-// runtime's own search finds, with what wider ones find (alignment of 256 bytes, any reduction of split products, more
-// workspace, row-major descriptors). All are timed for 30 ms; the runtime's choice, the fastest three and whatever
-// other search's first is about as fast then run in turn, in blocks long enough for the card to settle at its power
-// limit, on normally distributed data. One JSON object on standard output, progress on standard error; about a minute.
+// Which of cuBLASLt's algorithms is fastest for each matrix product of a Qwen3-4B step of 8 x 4096 tokens (and some of
+// Qwen3-8B's), on normally distributed data. All that the library proposes run for 30 ms; its first, the runtime's
+// choice and the fastest others then run long enough for the card to settle at its power limit, since what counts there
+// is the energy of a product. Last, a layer's products one after another, with the library's first and with the
+// runtime's choice in turn. One JSON object on standard output, progress on standard error; a bit more than a minute.
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 #include <cublasLt.h>
@@ -14,9 +14,8 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -34,12 +33,11 @@ constexpr int64_t kTokens = 8 * 4096, kHidden = 2560, kAttentionWidth = 4096, kQ
                   kVocabulary = 151936;
 constexpr int64_t kChunk = 4096;  // tokens whose logits exist at once
 constexpr int kLayers = 36, kChunks = kTokens / kChunk;
-constexpr size_t kLargeWorkspaceBytes = size_t{128} << 20;
-constexpr int kAsked = 24;  // algorithms that a search may return
 constexpr double kFirstLookSeconds = 0.03;
-constexpr int kRounds = 2;                                                  // blocks of each finalist
-constexpr double kSettleSeconds = 0.05;                                     // of a block, not measured
-constexpr double kBlockSeconds = 0.15;                                      // measured
+constexpr double kSettleSeconds = 0.3;  // before what is measured: the power limit acts over some 0.1 s
+constexpr double kBlockSeconds = 0.5;
+constexpr double kSequenceSeconds = 1.0;
+constexpr int kSequenceRounds = 2;
 constexpr float kWeights = 0.02f, kActivations = 1.0f, kGradients = 1e-3f;  // standard deviations
 
 // Total energy of this process's first GPU, joules, by NVML; 0 where there is none.
@@ -70,7 +68,7 @@ class EnergyMeter {
 // A product with the memory it works on, dense unless its strides say otherwise.
 struct Case {
   std::string name;
-  double per_step = 0;  // how often a step makes it; 0: another way to get a result, not what the step does
+  double per_step = 0;  // how often a step of Qwen3-4B makes it
   nn::Product product;
   double a_deviation = 1, b_deviation = 1;
   bool add_other = false, add_out = false;  // what is added: another matrix, the result itself, nothing
@@ -118,36 +116,42 @@ Case weight_gradient(const char* name, double per_step, int64_t tokens, int64_t 
 }
 
 // One micro-batch in one wave: bf16 gradient slots that are overwritten; the vocabulary's gradient is summed over
-// chunks in fp32. The last ones cut a product of the step into parts.
-std::vector<Case> cases() {
-  constexpr DType bf16 = DType::bf16, fp32 = DType::fp32;
-  std::vector<Case> all{
+// chunks in fp32.
+std::vector<Case> layer_cases() {
+  constexpr DType bf16 = DType::bf16;
+  return {
+      forward("qkv_forward", kLayers, kTokens, kHidden, kQkv, false),
+      forward("o_forward", kLayers, kTokens, kAttentionWidth, kHidden, true),
       forward("gate_up_forward", kLayers, kTokens, kHidden, 2 * kIntermediate, false),
-      input_gradient("gate_up_input_gradient", kLayers, kTokens, kHidden, 2 * kIntermediate),
-      weight_gradient("gate_up_weight_gradient", kLayers, kTokens, kHidden, 2 * kIntermediate, bf16, false),
       forward("down_forward", kLayers, kTokens, kIntermediate, kHidden, true),
       input_gradient("down_input_gradient", kLayers, kTokens, kIntermediate, kHidden),
       weight_gradient("down_weight_gradient", kLayers, kTokens, kIntermediate, kHidden, bf16, false),
-      forward("qkv_forward", kLayers, kTokens, kHidden, kQkv, false),
-      input_gradient("qkv_input_gradient", kLayers, kTokens, kHidden, kQkv),
-      weight_gradient("qkv_weight_gradient", kLayers, kTokens, kHidden, kQkv, bf16, false),
-      forward("o_forward", kLayers, kTokens, kAttentionWidth, kHidden, true),
-      input_gradient("o_input_gradient", kLayers, kTokens, kAttentionWidth, kHidden),
+      weight_gradient("gate_up_weight_gradient", kLayers, kTokens, kHidden, 2 * kIntermediate, bf16, false),
+      input_gradient("gate_up_input_gradient", kLayers, kTokens, kHidden, 2 * kIntermediate),
       weight_gradient("o_weight_gradient", kLayers, kTokens, kAttentionWidth, kHidden, bf16, false),
-      forward("logits", kChunks, kChunk, kHidden, kVocabulary, false),
-      input_gradient("logits_input_gradient", kChunks, kChunk, kHidden, kVocabulary),
-      weight_gradient("vocabulary_gradient", kChunks - 1, kChunk, kHidden, kVocabulary, fp32, true),
+      input_gradient("o_input_gradient", kLayers, kTokens, kAttentionWidth, kHidden),
+      weight_gradient("qkv_weight_gradient", kLayers, kTokens, kHidden, kQkv, bf16, false),
+      input_gradient("qkv_input_gradient", kLayers, kTokens, kHidden, kQkv),
   };
-  Case gate = forward("gate_forward", 0, kTokens, kHidden, kIntermediate, false);
-  gate.product.out_stride = 2 * kIntermediate;
-  Case part = forward("logits_quarter", 0, kChunk, kHidden, kVocabulary / 4, false);
-  part.product.out_stride = kVocabulary;
-  Case rows = forward("gate_up_forward_quarter_rows", 0, kTokens / 4, kHidden, 2 * kIntermediate, false);
-  Case gate_weights = weight_gradient("gate_weight_gradient", 0, kTokens, kHidden, kIntermediate, bf16, false);
-  gate_weights.product.a.stride = 2 * kIntermediate;
-  for (const Case& c : {gate, part, rows, gate_weights}) all.push_back(c);
-  all.push_back(weight_gradient("down_weight_gradient_added_fp32", 0, kTokens, kIntermediate, kHidden, fp32, true));
-  return all;
+}
+
+std::vector<Case> head_cases() {
+  return {
+      forward("logits", kChunks, kChunk, kHidden, kVocabulary, false),
+      weight_gradient("vocabulary_gradient", kChunks - 1, kChunk, kHidden, kVocabulary, DType::fp32, true),
+      input_gradient("logits_input_gradient", kChunks, kChunk, kHidden, kVocabulary),
+  };
+}
+
+// Qwen3-8B: hidden 4096, intermediate 12288.
+std::vector<Case> wider_cases() {
+  return {
+      forward("qkv_forward_8b", 0, kTokens, 4096, kQkv, false),
+      forward("gate_up_forward_8b", 0, kTokens, 4096, 2 * 12288, false),
+      input_gradient("down_input_gradient_8b", 0, kTokens, 12288, 4096),
+      input_gradient("o_input_gradient_8b", 0, kTokens, 4096, 4096),
+      forward("logits_8b", 0, kChunk, 4096, kVocabulary, false),
+  };
 }
 
 at::Tensor normal(int64_t elements, double deviation) {
@@ -173,69 +177,12 @@ std::vector<at::Tensor> allocate(Case& c) {
   return memory;
 }
 
-// The same product told as row-major matrices, in their own order: the library turns it into columns as it likes.
-class RowMajor {
- public:
-  explicit RowMajor(const nn::Product& p) {
-    nn::check_cublas(cublasLtMatmulDescCreate(&description, CUBLAS_COMPUTE_32F, CUDA_R_32F),
-                     "cublasLtMatmulDescCreate");
-    set_transposed(CUBLASLT_MATMUL_DESC_TRANSA, p.a.transposed);
-    set_transposed(CUBLASLT_MATMUL_DESC_TRANSB, p.b.transposed);
-    a = layout(CUDA_R_16BF, p.a.transposed ? p.inner : p.rows, p.a.transposed ? p.rows : p.inner, p.a.stride);
-    b = layout(CUDA_R_16BF, p.b.transposed ? p.columns : p.inner, p.b.transposed ? p.inner : p.columns, p.b.stride);
-    out = layout(nn::data_type(p.out_type), p.rows, p.columns, p.out_stride);
-  }
-  ~RowMajor() {
-    for (const auto each : {a, b, out}) cublasLtMatrixLayoutDestroy(each);
-    cublasLtMatmulDescDestroy(description);
-  }
-  RowMajor(const RowMajor&) = delete;
-  RowMajor& operator=(const RowMajor&) = delete;
-
-  cublasLtMatmulDesc_t description = nullptr;
-  cublasLtMatrixLayout_t a = nullptr, b = nullptr, out = nullptr;
-
- private:
-  void set_transposed(cublasLtMatmulDescAttributes_t which, bool transposed) {
-    const cublasOperation_t operation = transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
-    nn::check_cublas(cublasLtMatmulDescSetAttribute(description, which, &operation, sizeof(operation)),
-                     "cublasLtMatmulDescSetAttribute");
-  }
-  static cublasLtMatrixLayout_t layout(cudaDataType_t type, int64_t rows, int64_t columns, int64_t stride) {
-    cublasLtMatrixLayout_t made = nullptr;
-    const cublasLtOrder_t order = CUBLASLT_ORDER_ROW;
-    nn::check_cublas(
-        cublasLtMatrixLayoutCreate(&made, type, static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), stride),
-        "cublasLtMatrixLayoutCreate");
-    nn::check_cublas(cublasLtMatrixLayoutSetAttribute(made, CUBLASLT_MATRIX_LAYOUT_ORDER, &order, sizeof(order)),
-                     "cublasLtMatrixLayoutSetAttribute");
-    return made;
-  }
-};
-
-// A product as one of cuBLASLt's calls takes it.
-struct Call {
-  cublasLtMatmulDesc_t description;
-  cublasLtMatrixLayout_t first, second, out;
-  const void *first_data, *second_data;
-};
-
 struct Algorithm {
-  cublasLtMatmulAlgo_t algorithm{};
-  const Call* call = nullptr;
-  size_t workspace_bytes = 0;
-  float waves = 0;
+  cublasLtMatmulHeuristicResult_t proposed{};
   Json config;
-  Json ranks = Json::object();  // search: place in its list, from 0
   double first_look_ms = 0;
-  std::vector<double> block_ms;  // a call's time in every block; empty: not a finalist
-  double joules = 0;             // a call's energy, mean of the blocks
-  double differing = 0;          // share of the result's elements that have other bits than with the runtime's choice
-  double ms() const {
-    double sum = 0;
-    for (const double each : block_ms) sum += each;
-    return sum / static_cast<double>(block_ms.size());
-  }
+  double ms = 0, joules = 0;  // a call's, sustained; 0: not a finalist
+  double differing = 0;       // share of the result's elements that have other bits than with the library's first
 };
 
 template <typename T>
@@ -247,7 +194,7 @@ T config(const cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttribut
   return value;
 }
 
-Json describe(const cublasLtMatmulAlgo_t& a, bool row_major) {
+Json describe(const cublasLtMatmulAlgo_t& a) {
   return {{"id", config<int32_t>(a, CUBLASLT_ALGO_CONFIG_ID)},
           {"tile", config<uint32_t>(a, CUBLASLT_ALGO_CONFIG_TILE_ID)},
           {"stages", config<uint32_t>(a, CUBLASLT_ALGO_CONFIG_STAGES_ID)},
@@ -256,31 +203,24 @@ Json describe(const cublasLtMatmulAlgo_t& a, bool row_major) {
           {"swizzle", config<uint32_t>(a, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING)},
           {"custom", config<uint32_t>(a, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION)},
           {"inner_shape", config<uint16_t>(a, CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID)},
-          {"cluster", config<uint16_t>(a, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID)},
-          {"row_major", row_major}};
+          {"cluster", config<uint16_t>(a, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID)}};
 }
 
-struct Search {
-  const char* name;
-  size_t workspace_bytes;
-  uint32_t alignment_bytes, reductions;
-  bool row_major;
-};
-
-constexpr size_t kWorkspaceBytes = kCudaProductWorkspaceBytes;
-const Search kSearches[] = {
-    {"runtime", kWorkspaceBytes, nn::kAlignmentBytes, nn::kReductions, false},
-    {"aligned_256", kWorkspaceBytes, 256, nn::kReductions, false},
-    {"any_reduction", kWorkspaceBytes, nn::kAlignmentBytes, CUBLASLT_REDUCTION_SCHEME_MASK, false},
-    {"workspace_64_mib", kLargeWorkspaceBytes / 2, nn::kAlignmentBytes, nn::kReductions, false},
-    {"all_wider", kLargeWorkspaceBytes, 256, CUBLASLT_REDUCTION_SCHEME_MASK, false},
-    {"row_major", kWorkspaceBytes, nn::kAlignmentBytes, nn::kReductions, true},
+// A case that can run.
+struct Prepared {
+  Case c;
+  std::vector<at::Tensor> memory;
+  std::unique_ptr<nn::ProductDescriptors> descriptors;
+  std::vector<Algorithm> algorithms;  // the library's first, first
+  size_t chosen = 0;                  // the runtime's
 };
 
 class Bench {
  public:
   explicit Bench(double limit_seconds)
-      : limit_seconds_(limit_seconds), workspace_(nn::device_bytes(kLargeWorkspaceBytes, 0)) {
+      : limit_seconds_(limit_seconds),
+        workspace_(nn::device_bytes(kCudaProductWorkspaceBytes, 0)),
+        hopper_(nn::is_hopper()) {
     nn::check_cublas(cublasLtCreate(&handle_), "cublasLtCreate");
     for (cudaEvent_t& event : events_) nn::check_cuda(cudaEventCreate(&event), "cudaEventCreate");
   }
@@ -291,194 +231,185 @@ class Bench {
   Bench(const Bench&) = delete;
   Bench& operator=(const Bench&) = delete;
 
-  // Null when the time is over.
-  Json measure(Case c) {
-    if (seconds() > limit_seconds_) return nullptr;
-    const std::vector<at::Tensor> memory = allocate(c);
-    const nn::ProductDescriptors columns(c.product);
-    const RowMajor rows(c.product);
-    const nn::Product& p = c.product;
-    // The library is column-major and computes the transposed product: its first factor is `b`.
-    const Call by_columns{columns.description.get(), columns.b.get(), columns.a.get(),
-                          columns.out.get(),         p.b.data,        p.a.data};
-    const Call by_rows{rows.description, rows.a, rows.b, rows.out, p.a.data, p.b.data};
-    std::vector<Algorithm> found = search(by_columns, by_rows);
-    // A first call also loads the kernel.
-    std::erase_if(found, [&](const Algorithm& each) { return run(c, each) != CUBLAS_STATUS_SUCCESS; });
-    if (found.empty() || !found[0].ranks.contains("runtime")) {
-      throw std::runtime_error("cuBLASLt has no algorithm for " + c.name);
-    }
-    if (!warm_) block(c, found[0], 1.0, 0);
+  bool out_of_time() const { return seconds() > limit_seconds_; }
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+
+  Json measure(const Case& c) {
+    Prepared p = prepare(c);
+    std::vector<Algorithm>& all = p.algorithms;
+    const auto run_one = [&](const Algorithm& each) { return [&] { run(p, each); }; };
+    if (!warm_) block(run_one(all[0]), c.flops(), 1.0, 0, nullptr);
     warm_ = true;
-    for (Algorithm& each : found) each.first_look_ms = block(c, each, 0.1 * kFirstLookSeconds, kFirstLookSeconds);
-    const std::vector<Algorithm*> finalists = choose(found);
-    for (int round = 0; round < kRounds; ++round) {
-      for (Algorithm* each : finalists) {
-        each->block_ms.push_back(block(c, *each, kSettleSeconds, kBlockSeconds, &each->joules));
-      }
+    for (Algorithm& each : all) {
+      each.first_look_ms = block(run_one(each), c.flops(), 0.1 * kFirstLookSeconds, kFirstLookSeconds, nullptr);
     }
-    compare(c, memory[2], finalists);
-    return report(c, found, finalists);
+    const std::vector<size_t> finalists = choose(p);
+    for (const size_t i : finalists) {
+      all[i].ms = block(run_one(all[i]), c.flops(), kSettleSeconds, kBlockSeconds, &all[i].joules);
+    }
+    compare(p, finalists);
+    return report(p, finalists);
   }
 
-  double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
-  double gain_ms() const { return gain_ms_; }
-  double step_ms() const { return step_ms_; }
+  // The cases one after another, with the library's first algorithms and with the runtime's.
+  Json sequence(const char* name, const std::vector<Case>& cases) {
+    std::vector<Prepared> all;
+    double flops = 0;
+    for (const Case& c : cases) {
+      all.push_back(prepare(c));
+      flops += c.flops();
+    }
+    Json blocks[2] = {Json::array(), Json::array()};
+    double sums[2] = {};
+    for (int round = 0; round < kSequenceRounds; ++round) {
+      for (const bool by_rule : {false, true}) {
+        double joules = 0;
+        const auto pass = [&] {
+          for (const Prepared& p : all) run(p, p.algorithms[by_rule ? p.chosen : 0]);
+        };
+        const double ms = block(pass, flops, kSettleSeconds, kSequenceSeconds, &joules);
+        blocks[by_rule].push_back({{"ms", ms}, {"tflop_s", rate(flops, ms)}, {"joules", joules}});
+        sums[by_rule] += ms / kSequenceRounds;
+      }
+    }
+    std::fprintf(stderr, "%s: library's first %.3f ms, runtime's choice %.3f ms, %.2f %% less (%.0f s)\n", name,
+                 sums[0], sums[1], 100 * (1 - sums[1] / sums[0]), seconds());
+    return {{"first", blocks[0]}, {"chosen", blocks[1]}, {"first_ms", sums[0]}, {"chosen_ms", sums[1]}};
+  }
 
  private:
-  // The algorithms of all searches, each once; the first is what the runtime takes.
-  std::vector<Algorithm> search(const Call& by_columns, const Call& by_rows) {
-    std::vector<Algorithm> found;
-    std::map<std::string, size_t> known;
-    for (const Search& search : kSearches) {
-      const nn::Preference preference(search.workspace_bytes, search.alignment_bytes, search.reductions);
-      const Call& call = search.row_major ? by_rows : by_columns;
-      cublasLtMatmulHeuristicResult_t results[kAsked];
-      int count = 0;
-      // Layouts that the library does not take have no results.
-      if (cublasLtMatmulAlgoGetHeuristic(handle_, call.description, call.first, call.second, call.out, call.out,
-                                         preference.get(), kAsked, results, &count) != CUBLAS_STATUS_SUCCESS) {
-        continue;
-      }
-      for (int rank = 0; rank < count; ++rank) {
-        const cublasLtMatmulHeuristicResult_t& result = results[rank];
-        if (result.state != CUBLAS_STATUS_SUCCESS) continue;
-        Json text = describe(result.algo, search.row_major);
-        const auto [at, is_new] = known.try_emplace(text.dump(), found.size());
-        if (is_new) {
-          Algorithm& added = found.emplace_back();
-          added.algorithm = result.algo;
-          added.call = &call;
-          added.workspace_bytes = result.workspaceSize;
-          added.waves = result.wavesCount;
-          added.config = std::move(text);
-        }
-        found[at->second].ranks[search.name] = rank;
-      }
+  static double rate(double flops, double ms) { return std::round(flops / ms / 1e8) / 10; }
+
+  Prepared prepare(const Case& c) {
+    Prepared p;
+    p.c = c;
+    p.memory = allocate(p.c);
+    p.descriptors = std::make_unique<nn::ProductDescriptors>(p.c.product);
+    const auto found = p.descriptors->algorithms(handle_, kCudaProductWorkspaceBytes);
+    for (const cublasLtMatmulHeuristicResult_t& each : found) {
+      Algorithm& added = p.algorithms.emplace_back();
+      added.proposed = each;
+      added.config = describe(each.algo);
+      run(p, added);  // also loads the kernel
     }
-    return found;
+    p.chosen = nn::choose_algorithm(found, c.product.inner, hopper_);
+    return p;
   }
 
-  cublasStatus_t run(const Case& c, const Algorithm& use) {
-    const nn::Product& p = c.product;
+  void run(const Prepared& prepared, const Algorithm& use) {
+    const nn::Product& p = prepared.c.product;
+    const nn::ProductDescriptors& d = *prepared.descriptors;
     const float beta = p.add != nullptr ? 1.0f : 0.0f;
     const void* add = p.add != nullptr ? p.add : p.out;
-    const Call& call = *use.call;
-    return cublasLtMatmul(handle_, call.description, &p.alpha, call.first_data, call.first, call.second_data,
-                          call.second, &beta, add, call.out, p.out, call.out, &use.algorithm, workspace_.data_ptr(),
-                          kLargeWorkspaceBytes, nullptr);
+    nn::check_cublas(cublasLtMatmul(handle_, d.description.get(), &p.alpha, p.b.data, d.b.get(), p.a.data, d.a.get(),
+                                    &beta, add, d.out.get(), p.out, d.out.get(), &use.proposed.algo,
+                                    workspace_.data_ptr(), kCudaProductWorkspaceBytes, nullptr),
+                     "cublasLtMatmul");
   }
 
-  // Milliseconds a call in a block of about `measured` seconds after `settle` seconds of the same; adds the energy of a
-  // call over the rounds.
-  double block(const Case& c, const Algorithm& use, double settle, double measured, double* joules = nullptr) {
+  // Milliseconds a call in a block of about `measured` seconds after `settle` seconds of the same, and its energy.
+  template <typename Work>
+  double block(const Work& work, double flops, double settle, double measured, double* joules) {
     constexpr double kExpectedRate = 650e12;
-    const auto calls = [&](double span) { return std::max(1, static_cast<int>(span * kExpectedRate / c.flops())); };
+    const auto calls = [&](double span) { return std::max(1, static_cast<int>(span * kExpectedRate / flops)); };
     const int warm_ups = calls(settle), count = calls(measured);
-    for (int i = 0; i < warm_ups; ++i) nn::check_cublas(run(c, use), "cublasLtMatmul");
+    for (int i = 0; i < warm_ups; ++i) work();
     nn::check_cuda(cudaEventRecord(events_[0], nullptr), "cudaEventRecord");
-    for (int i = 0; i < count; ++i) nn::check_cublas(run(c, use), "cublasLtMatmul");
+    for (int i = 0; i < count; ++i) work();
     nn::check_cuda(cudaEventRecord(events_[1], nullptr), "cudaEventRecord");
     nn::check_cuda(cudaEventSynchronize(events_[0]), "cudaEventSynchronize");
     const double before = energy_.joules();
     nn::check_cuda(cudaEventSynchronize(events_[1]), "cudaEventSynchronize");
-    if (joules != nullptr) *joules += (energy_.joules() - before) / count / kRounds;
+    if (joules != nullptr) *joules = (energy_.joules() - before) / count;
     float milliseconds = 0;
     nn::check_cuda(cudaEventElapsedTime(&milliseconds, events_[0], events_[1]), "cudaEventElapsedTime");
     return milliseconds / count;
   }
 
-  // What the runtime takes, the fastest three at first look, and the first of every search that is about as fast.
-  std::vector<Algorithm*> choose(std::vector<Algorithm>& found) {
-    std::vector<Algorithm*> by_time;
-    for (Algorithm& each : found) by_time.push_back(&each);
-    std::ranges::stable_sort(by_time, {}, [](const Algorithm* each) { return each->first_look_ms; });
-    std::vector<Algorithm*> chosen;
-    for (Algorithm& each : found) {
-      const bool first = std::ranges::any_of(each.ranks, [](const Json& rank) { return rank == 0; }) &&
-                         (&each == &found[0] || each.first_look_ms < 1.02 * found[0].first_look_ms);
-      const auto fast_end = by_time.begin() + std::min<ptrdiff_t>(3, std::ssize(by_time));
-      if (first || std::find(by_time.begin(), fast_end, &each) != fast_end) chosen.push_back(&each);
+  // The library's first, the runtime's choice, and the fastest others at first look, three in all.
+  static std::vector<size_t> choose(const Prepared& p) {
+    std::vector<size_t> chosen{0}, by_time;
+    if (p.chosen != 0) chosen.push_back(p.chosen);
+    for (size_t i = 1; i < p.algorithms.size(); ++i) {
+      if (i != p.chosen) by_time.push_back(i);
     }
+    std::ranges::sort(by_time, {}, [&](size_t i) { return p.algorithms[i].first_look_ms; });
+    for (size_t i = 0; i < by_time.size() && chosen.size() < 3; ++i) chosen.push_back(by_time[i]);
     return chosen;
   }
 
-  void compare(const Case& c, const at::Tensor& out, const std::vector<Algorithm*>& finalists) {
+  void compare(Prepared& p, const std::vector<size_t>& finalists) {
+    const at::Tensor& out = p.memory[2];
     at::Tensor expected;
-    for (Algorithm* each : finalists) {
+    for (const size_t i : finalists) {
       out.zero_();
-      nn::check_cublas(run(c, *each), "cublasLtMatmul");
+      run(p, p.algorithms[i]);
       if (!expected.defined()) {
         expected = out.clone();
       } else {
-        each->differing = out.ne(expected).sum().item<double>() / static_cast<double>(out.numel());
+        p.algorithms[i].differing = out.ne(expected).sum().item<double>() / static_cast<double>(out.numel());
       }
     }
   }
 
-  Json report(const Case& c, const std::vector<Algorithm>& found, const std::vector<Algorithm*>& finalists) {
-    const auto rate = [&](double ms) { return std::round(c.flops() / ms / 1e8) / 10; };
-    const auto rounded = [](double value) { return std::round(value * 1e4) / 1e4; };
+  Json report(const Prepared& p, const std::vector<size_t>& finalists) const {
+    const double flops = p.c.flops();
     Json algorithms = Json::array();
-    for (const Algorithm& each : found) {
+    for (const Algorithm& each : p.algorithms) {
       Json entry{{"config", each.config},
-                 {"ranks", each.ranks},
-                 {"workspace_bytes", each.workspace_bytes},
-                 {"waves", rounded(each.waves)},
-                 {"first_look_tflop_s", rate(each.first_look_ms)}};
-      if (!each.block_ms.empty()) {
-        Json blocks = Json::array();
-        for (const double ms : each.block_ms) blocks.push_back(rate(ms));
-        entry.update({{"tflop_s", rate(each.ms())},
-                      {"blocks_tflop_s", blocks},
-                      {"ms", rounded(each.ms())},
-                      {"joules", rounded(each.joules)},
+                 {"workspace_bytes", each.proposed.workspaceSize},
+                 {"waves", each.proposed.wavesCount},
+                 {"first_look_tflop_s", rate(flops, each.first_look_ms)}};
+      if (each.ms > 0) {
+        entry.update({{"tflop_s", rate(flops, each.ms)},
+                      {"ms", each.ms},
+                      {"joules", each.joules},
                       {"differing_share", each.differing}});
       }
       algorithms.push_back(entry);
     }
-    const Algorithm& best = *std::ranges::min(finalists, {}, [](const Algorithm* each) { return each->ms(); });
-    const double gain = c.per_step * (found[0].ms() - best.ms());
-    gain_ms_ += gain;
-    step_ms_ += c.per_step * found[0].ms();
-    std::fprintf(stderr, "%-34s first %6.1f best %6.1f TFLOP/s of %2zu, gain %5.2f ms a step, ranks %s (%.0f s)\n",
-                 c.name.c_str(), rate(found[0].ms()), rate(best.ms()), found.size(), gain, best.ranks.dump().c_str(),
-                 seconds());
-    return {{"per_step", c.per_step},
-            {"rows", c.product.rows},
-            {"columns", c.product.columns},
-            {"inner", c.product.inner},
-            {"first_ms", rounded(found[0].ms())},
-            {"best_ms", rounded(best.ms())},
-            {"gain_ms_per_step", rounded(gain)},
+    const size_t best = *std::ranges::min_element(finalists, {}, [&](size_t i) { return p.algorithms[i].ms; });
+    const double first_ms = p.algorithms[0].ms, chosen_ms = p.algorithms[p.chosen].ms, best_ms = p.algorithms[best].ms;
+    std::fprintf(stderr, "%-24s first %6.1f, chosen (%zu) %6.1f, best (%zu of %2zu) %6.1f TFLOP/s (%.0f s)\n",
+                 p.c.name.c_str(), rate(flops, first_ms), p.chosen, rate(flops, chosen_ms), best, p.algorithms.size(),
+                 rate(flops, best_ms), seconds());
+    return {{"per_step", p.c.per_step},   {"rows", p.c.product.rows}, {"columns", p.c.product.columns},
+            {"inner", p.c.product.inner}, {"chosen", p.chosen},       {"best", best},
+            {"first_ms", first_ms},       {"chosen_ms", chosen_ms},   {"best_ms", best_ms},
             {"algorithms", algorithms}};
   }
 
   double limit_seconds_;
   Clock::time_point start_ = Clock::now();
   at::Tensor workspace_;
+  bool hopper_;
   cublasLtHandle_t handle_ = nullptr;
   cudaEvent_t events_[2] = {};
   EnergyMeter energy_;
   bool warm_ = false;
-  double gain_ms_ = 0, step_ms_ = 0;
 };
 
 int run(double limit_seconds) {
   const c10::InferenceMode no_autograd;
   Bench bench(limit_seconds);
   Json products = Json::object(), skipped = Json::array();
-  for (const Case& c : cases()) {
-    Json entry = bench.measure(c);
-    if (entry.is_null()) {
-      skipped.push_back(c.name);
-    } else {
-      products[c.name] = std::move(entry);
+  double first_ms = 0, chosen_ms = 0;
+  for (const auto& cases : {layer_cases(), head_cases(), wider_cases()}) {
+    for (const Case& c : cases) {
+      if (bench.out_of_time()) {
+        skipped.push_back(c.name);
+        continue;
+      }
+      const Json& entry = products[c.name] = bench.measure(c);
+      first_ms += c.per_step * entry["first_ms"].get<double>();
+      chosen_ms += c.per_step * entry["chosen_ms"].get<double>();
     }
   }
   const Json all{{"cublaslt_version", cublasLtGetVersion()},
-                 {"step_ms", bench.step_ms()},
-                 {"gain_ms_per_step", bench.gain_ms()},
+                 {"step_first_ms", first_ms},
+                 {"step_chosen_ms", chosen_ms},
+                 {"layer", bench.sequence("layer", layer_cases())},
+                 {"head_chunk", bench.sequence("head chunk", head_cases())},
                  {"seconds", bench.seconds()},
                  {"skipped", skipped},
                  {"products", products}};

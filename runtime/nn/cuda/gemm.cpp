@@ -1,28 +1,20 @@
 #include "runtime/nn/cuda/gemm.h"
 
-#include <stdexcept>
-
 #include "runtime/nn/cuda/gemm_descriptors.h"
 
 namespace slidedp::nn {
 
 struct Gemm::Chosen : ProductDescriptors {
-  Chosen(const Product& p, cublasLtHandle_t handle, size_t workspace_bytes) : ProductDescriptors(p) {
-    const Preference preference(workspace_bytes, kAlignmentBytes, kReductions);
-    cublasLtMatmulHeuristicResult_t result{};
-    int found = 0;
-    check_cublas(cublasLtMatmulAlgoGetHeuristic(handle, description.get(), b.get(), a.get(), out.get(), out.get(),
-                                                preference.get(), 1, &result, &found),
-                 "cublasLtMatmulAlgoGetHeuristic");
-    if (found == 0) throw std::runtime_error("cuBLASLt has no algorithm for a matrix product of this shape");
-    algorithm = result.algo;
+  Chosen(const Product& p, cublasLtHandle_t handle, size_t workspace_bytes, bool hopper) : ProductDescriptors(p) {
+    const auto found = algorithms(handle, workspace_bytes);
+    algorithm = found[choose_algorithm(found, p.inner, hopper)].algo;
   }
 
   cublasLtMatmulAlgo_t algorithm{};
 };
 
 Gemm::Gemm(void* workspace, int64_t workspace_bytes)
-    : workspace_(workspace), workspace_bytes_(static_cast<size_t>(workspace_bytes)) {
+    : workspace_(workspace), workspace_bytes_(static_cast<size_t>(workspace_bytes)), hopper_(is_hopper()) {
   check_cublas(cublasLtCreate(&handle_), "cublasLtCreate");
 }
 
@@ -41,7 +33,7 @@ Gemm::Key Gemm::key(const Product& p) {
 
 Gemm::Chosen& Gemm::chosen(const Product& product) {
   std::unique_ptr<Chosen>& entry = chosen_[key(product)];
-  if (!entry) entry = std::make_unique<Chosen>(product, handle_, workspace_bytes_);
+  if (!entry) entry = std::make_unique<Chosen>(product, handle_, workspace_bytes_, hopper_);
   return *entry;
 }
 

@@ -5,8 +5,11 @@
 
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "runtime/nn/cuda/gemm.h"
+#include "runtime/nn/cuda/gemm_choice.h"
+#include "runtime/nn/kernels/launch.h"
 
 namespace slidedp::nn {
 
@@ -16,9 +19,21 @@ inline constexpr uint32_t kAlignmentBytes = 16;
 // Products that are split along `inner` add their parts in fp32, in the workspace.
 inline constexpr uint32_t kReductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 
+// More than the library has for any product of a training step.
+inline constexpr int kProposals = 16;
+
 inline void check_cublas(cublasStatus_t status, const char* call) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
   throw std::runtime_error(std::string(call) + " failed: " + cublasLtGetStatusString(status));
+}
+
+// Whether the current device is of the generation that choose_algorithm knows.
+inline bool is_hopper() {
+  int device = 0, major = 0, minor = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
+  check_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute");
+  return major == 9 && minor == 0;
 }
 
 inline cudaDataType_t data_type(DType type) { return type == DType::fp32 ? CUDA_R_32F : CUDA_R_16BF; }
@@ -87,14 +102,14 @@ class Description {
 
 class Preference {
  public:
-  Preference(size_t workspace_bytes, uint32_t alignment_bytes, uint32_t reductions) {
+  explicit Preference(size_t workspace_bytes) {
     check_cublas(cublasLtMatmulPreferenceCreate(&preference_), "cublasLtMatmulPreferenceCreate");
     set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes, sizeof(workspace_bytes));
-    set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof(reductions));
+    set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &kReductions, sizeof(kReductions));
     for (const auto attribute :
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
-      set(attribute, &alignment_bytes, sizeof(alignment_bytes));
+      set(attribute, &kAlignmentBytes, sizeof(kAlignmentBytes));
     }
   }
   ~Preference() { cublasLtMatmulPreferenceDestroy(preference_); }
@@ -118,8 +133,36 @@ struct ProductDescriptors {
         b(operand_layout(p.b, p.inner, p.columns, p.batch)),
         out(data_type(p.out_type), p.rows, p.columns, p.out_stride, p.batch, p.out_batch_stride) {}
 
+  // The library's algorithms, best first; never none.
+  std::vector<cublasLtMatmulHeuristicResult_t> algorithms(cublasLtHandle_t handle, size_t workspace_bytes) const {
+    const Preference preference(workspace_bytes);
+    std::vector<cublasLtMatmulHeuristicResult_t> found(kProposals);
+    int count = 0;
+    check_cublas(cublasLtMatmulAlgoGetHeuristic(handle, description.get(), b.get(), a.get(), out.get(), out.get(),
+                                                preference.get(), kProposals, found.data(), &count),
+                 "cublasLtMatmulAlgoGetHeuristic");
+    found.resize(static_cast<size_t>(count));
+    std::erase_if(found, [](const auto& each) { return each.state != CUBLAS_STATUS_SUCCESS; });
+    if (found.empty()) throw std::runtime_error("cuBLASLt has no algorithm for a matrix product of this shape");
+    return found;
+  }
+
   Description description;
   Layout a, b, out;
 };
+
+// The place in `found` of the algorithm that a product takes.
+inline size_t choose_algorithm(const std::vector<cublasLtMatmulHeuristicResult_t>& found, int64_t inner, bool hopper) {
+  std::vector<ProposedAlgorithm> proposed;
+  for (const cublasLtMatmulHeuristicResult_t& each : found) {
+    uint32_t tile = 0;
+    size_t written = 0;
+    check_cublas(
+        cublasLtMatmulAlgoConfigGetAttribute(&each.algo, CUBLASLT_ALGO_CONFIG_TILE_ID, &tile, sizeof(tile), &written),
+        "cublasLtMatmulAlgoConfigGetAttribute");
+    proposed.push_back({tile, each.wavesCount});
+  }
+  return choose_algorithm(proposed, inner, hopper);
+}
 
 }  // namespace slidedp::nn
