@@ -9,6 +9,7 @@
 
 #include "model/base/atomic_file.h"
 #include "model/base/format.h"
+#include "model/spec/catalogue.h"
 #include "model/spec/overrides.h"
 #include "model/timeline/timeline.h"
 #include "planner/pins.h"
@@ -20,15 +21,22 @@ namespace slidedp {
 namespace {
 
 struct Arguments {
-  std::string model, hardware, train, out, device_memory, host_memory, trace;
+  std::string model, hardware, host, train, out, device_memory, host_memory, trace;
   std::vector<std::string> sets, pins;
   bool json = false;
+  int gpus = 1;
   int top = 10;
 };
 
 void declare(CLI::App& app, Arguments& arguments) {
   app.add_option("--model", arguments.model, "Hugging Face directory or config.json")->required();
-  app.add_option("--hardware", arguments.hardware, "Hardware profile, YAML (slidedp-profile writes one)")->required();
+  app.add_option("--hardware", arguments.hardware,
+                 "Hardware profile, YAML (slidedp-profile writes one), or with --host a GPU's public figures")
+      ->required();
+  app.add_option("--host", arguments.host, "Host of the catalogue that holds the GPUs, YAML");
+  app.add_option("--gpus", arguments.gpus, "With --host: how many GPUs (default: 1)")
+      ->needs("--host")
+      ->check(CLI::PositiveNumber);
   app.add_option("--train", arguments.train, "Training spec, YAML")->required();
   app.add_option("--out", arguments.out, "Plan to write, YAML")->required();
   app.add_option("--gpu-memory", arguments.device_memory, "Budget per GPU, such as 22GiB (default: the profile's)");
@@ -39,6 +47,11 @@ void declare(CLI::App& app, Arguments& arguments) {
   app.add_flag("--json", arguments.json, "Print one JSON object instead of tables");
   app.add_option("--trace", arguments.trace, "Write the predicted timeline of the best plan, Perfetto JSON");
   app.add_option("--top", arguments.top, "Candidates to print")->check(CLI::Range(1, 100));
+}
+
+HardwareSpec load_machine(const Arguments& arguments) {
+  if (arguments.host.empty()) return load_hardware_spec(arguments.hardware);
+  return compose_hardware(load_catalogue_gpu(arguments.hardware), load_catalogue_host(arguments.host), arguments.gpus);
 }
 
 // The budgets given take the place of the profile's memory sizes, also in the plan file: what runs the plan enforces
@@ -59,7 +72,7 @@ PlanForecast forecast(const SearchResult& result, const TrainSpec& train) {
 }
 
 void check_out(const Arguments& arguments) {
-  for (const std::string& input : {arguments.model, arguments.hardware, arguments.train}) {
+  for (const std::string& input : {arguments.model, arguments.hardware, arguments.host, arguments.train}) {
     std::error_code ignored;
     if (std::filesystem::equivalent(input, arguments.out, ignored)) {
       failf("--out {} is an input of this command; choose another name", arguments.out);
@@ -70,7 +83,7 @@ void check_out(const Arguments& arguments) {
 int make_plan(const Arguments& arguments) {
   check_out(arguments);
   const ModelSpec model = load_model_spec(arguments.model);
-  HardwareSpec hardware = load_hardware_spec(arguments.hardware);
+  HardwareSpec hardware = load_machine(arguments);
   TrainSpec train = load_train_spec(arguments.train);
   for (const std::string& assignment : arguments.sets) apply_set(assignment, hardware, train);
   Pins pins;

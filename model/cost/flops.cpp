@@ -27,11 +27,16 @@ double layer_backward_flops(const ModelSpec& model, int64_t rows, int64_t seq, L
   return 2.0 * layer_forward_flops(model, rows, seq, block);
 }
 
-double selective_backward_bytes(const ModelSpec& model, int64_t tokens, DType compute, LayerBlock block) {
-  const int64_t rotated = (model.heads + model.kv_heads) * model.head_dim;
-  const int64_t attention = block == LayerBlock::mlp ? 0 : model.hidden + 2 * rotated;
-  const int64_t mlp = block == LayerBlock::attention ? 0 : model.hidden;
-  return static_cast<double>(tokens) * static_cast<double>(attention + mlp) * static_cast<double>(size_of(compute));
+double formed_again_bytes(const ModelSpec& model, int64_t tokens, DType compute, ActivationPolicy policy,
+                          LayerBlock block) {
+  if (policy == ActivationPolicy::keep) return 0;
+  int64_t attention = 0, mlp = model.intermediate;
+  if (policy == ActivationPolicy::selective) {
+    attention = 2 * model.hidden + 2 * (model.heads + model.kv_heads) * model.head_dim;
+    mlp += 2 * model.hidden;
+  }
+  const int64_t elements = (block == LayerBlock::mlp ? 0 : attention) + (block == LayerBlock::attention ? 0 : mlp);
+  return static_cast<double>(tokens) * static_cast<double>(elements) * static_cast<double>(size_of(compute));
 }
 
 double head_flops(const ModelSpec& model, int64_t tokens) {

@@ -349,6 +349,7 @@ void Builder::emit_recompute(const Visit& visit, int rank, int m) {
 
 void Builder::emit_backward_block(LayerBlock block, const Visit& visit, int rank, int m) {
   const int layer = layout(visit.unit).layer;
+  const ActivationPolicy policy = plan().activation[static_cast<size_t>(layer)];
   const SavedLayout& saved = saved_[static_cast<size_t>(layer)];
   Task& task = emit_block(TaskKind::bwd, block, visit, rank, m);
   task.first = m == 0;
@@ -358,15 +359,15 @@ void Builder::emit_backward_block(LayerBlock block, const Visit& visit, int rank
   } else {
     touch_hidden(task, Role::hidden_in, AccessMode::read, hidden(rank, m, layer, true));
     touch_saved(task, AccessMode::read_write, 0, saved.residual);
-    touch_saved(task, AccessMode::write, saved.gate_up, saved.bytes);  // the gradient of the attention output
+    // The gradient of the attention output takes the place of gate and up.
+    const int64_t queries = plan().micro_batch_tokens() * model_.heads * model_.head_dim;
+    touch_saved(task, AccessMode::write, saved.gate_up, saved.gate_up + queries * size_of(plan().compute));
   }
   touch_hidden(task, Role::hidden_gradient, AccessMode::read_write,
                rank_buffers(rank).hidden_gradient[static_cast<size_t>(m)]);
   touch_gradients(task, Role::gradients, visit.unit);
-  if (plan().activation[static_cast<size_t>(layer)] == ActivationPolicy::selective) {
-    task.work.device_bytes =
-        static_cast<int64_t>(selective_backward_bytes(model_, plan().micro_batch_tokens(), plan().compute, block));
-  }
+  task.work.device_bytes =
+      static_cast<int64_t>(formed_again_bytes(model_, plan().micro_batch_tokens(), plan().compute, policy, block));
 }
 
 void Builder::emit_embedding_backward(int rank, int m) {

@@ -297,7 +297,7 @@ std::string Writer::finish() {
   return std::string(out_.c_str()) + "\n";
 }
 
-YAML::Node load_yaml(const std::filesystem::path& file, const std::string& schema) {
+YAML::Node load_yaml(const std::filesystem::path& file, const std::string& schema, const SchemaAdvice& advice) {
   std::error_code ignored;
   std::ifstream stream(file);
   if (!stream || std::filesystem::is_directory(file, ignored)) failf("{}: cannot open this file", file.string());
@@ -316,8 +316,10 @@ YAML::Node load_yaml(const std::filesystem::path& file, const std::string& schem
     failf("{}:1: key \"schema\" is missing; this program reads schema: {}", file.string(), schema);
   }
   if (!found.IsScalar() || found.Scalar() != schema) {
-    failf("{}:{}: schema is \"{}\", but this program reads \"{}\" here", file.string(), line_of(found.Mark()),
-          found.IsScalar() ? found.Scalar() : "a list or mapping", schema);
+    const std::string text = found.IsScalar() ? found.Scalar() : "a list or mapping";
+    const auto known = advice.find(text);
+    failf("{}:{}: schema is \"{}\", but this program reads \"{}\" here{}", file.string(), line_of(found.Mark()), text,
+          schema, known == advice.end() ? "" : "; " + known->second);
   }
   return root;
 }

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -171,8 +172,11 @@ class AssignmentTable {
   std::string prefix_;
 };
 
+// What to do about a file of another schema than the one wanted, by the schema found.
+using SchemaAdvice = std::map<std::string, std::string>;
+
 // The root mapping of the file, whose `schema` key must be `schema`.
-YAML::Node load_yaml(const std::filesystem::path& file, const std::string& schema);
+YAML::Node load_yaml(const std::filesystem::path& file, const std::string& schema, const SchemaAdvice& advice = {});
 
 // What is wrong with a combination of keys: the dotted path of the key to blame, and the rest of the sentence.
 struct Problem {
@@ -181,9 +185,10 @@ struct Problem {
 
 // `check(spec)` returns an optional Problem; it runs after every key was read.
 template <typename Spec, typename Check>
-Spec read_yaml(const std::filesystem::path& file, const std::string& schema, Check check) {
+Spec read_yaml(const std::filesystem::path& file, const std::string& schema, Check check,
+               const SchemaAdvice& advice = {}) {
   Spec spec;
-  Reader reader(load_yaml(file, schema), file.string(), "");
+  Reader reader(load_yaml(file, schema, advice), file.string(), "");
   std::string ignored;
   reader.value("schema", ignored);
   fields(reader, spec);
