@@ -460,7 +460,7 @@ static int64_t tasks_of(const SearchProblem& problem, const Plan& plan, int rank
   const TouchedRows touched = plan_touched_rows(plan, problem.model, problem.train);
   const int64_t chunks = problem.layout.elements / plan.chunk_elements + problem.layout.layers + 2 +
                          static_cast<int64_t>(touched.chunks.size());
-  const int64_t compute = ((problem.layout.layers + 2) * 3 + 2 * activation_counts(plan).offload) * plan.micro_batches;
+  const int64_t compute = ((problem.layout.layers + 1) * 6 + 2 * activation_counts(plan).offload) * plan.micro_batches;
   return plan.waves * (ranks * (chunks * 7 + compute) + 2 * chunks);
 }
 

@@ -14,6 +14,7 @@ constexpr std::array<std::string_view, 3> kUpdates{"eager", "deferred", "split"}
 constexpr std::array<std::string_view, 2> kVocabularyRows{"all", "touched"};
 constexpr std::array<std::string_view, kUpdateParts> kParts{"whole", "weights", "moments"};
 constexpr std::array<std::string_view, 3> kUnits{"embedding", "layer", "head"};
+constexpr std::array<std::string_view, 3> kBlocks{"whole", "attention", "mlp"};
 constexpr std::array<std::string_view, kDeviceLanes + 1> kLanes{"compute", "h2d",     "d2h",   "comm",
                                                                 "act_d2h", "act_h2d", "update"};
 constexpr std::array<std::string_view, kTaskKinds> kTasks{"h2d",
@@ -50,6 +51,7 @@ std::string_view name(UpdatePolicy value) { return kUpdates[static_cast<size_t>(
 std::string_view name(VocabularyRows value) { return kVocabularyRows[static_cast<size_t>(value)]; }
 std::string_view name(UpdatePart value) { return kParts[static_cast<size_t>(value)]; }
 std::string_view name(UnitKind value) { return kUnits[static_cast<size_t>(value)]; }
+std::string_view name(LayerBlock value) { return kBlocks[static_cast<size_t>(value)]; }
 std::string_view name(LaneKind value) { return kLanes[static_cast<size_t>(value)]; }
 std::string_view name(TaskKind value) { return kTasks[static_cast<size_t>(value)]; }
 std::optional<DType> parse_dtype(std::string_view text) { return parse<DType>(kDTypes, text); }

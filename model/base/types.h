@@ -25,6 +25,9 @@ enum class VocabularyRows : uint8_t { all, touched };
 enum class UpdatePart : uint8_t { whole, weights, moments };
 inline constexpr int kUpdateParts = 3;
 enum class UnitKind : uint8_t { embedding, layer, head };
+// The two halves of a layer, in forward order: input norm to the residual after attention, and post-attention norm to
+// the layer's output. `whole`: both, or a unit that has no such halves.
+enum class LayerBlock : uint8_t { whole, attention, mlp };
 
 // Where tasks run. All but the last are in-order lanes of one rank (offloaded activations have their own, so that they
 // never stand behind chunks); `update` is the host's pool of workers.
@@ -61,6 +64,7 @@ std::string_view name(UpdatePolicy);
 std::string_view name(VocabularyRows);
 std::string_view name(UpdatePart);
 std::string_view name(UnitKind);
+std::string_view name(LayerBlock);
 std::string_view name(LaneKind);
 std::string_view name(TaskKind);
 std::optional<DType> parse_dtype(std::string_view);

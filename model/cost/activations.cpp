@@ -123,6 +123,7 @@ SavedLayout saved_layout(const ModelSpec& model, int64_t tokens, DType compute, 
   layout.attention = offsets.take(tokens * queries * element);
   layout.log_sum_exp = offsets.take(tokens * model.heads * 4);
   layout.residual = offsets.take(tokens * model.hidden * element);
+  layout.mlp = offsets.end;
   if (all) take_norm(layout.residual_rstd, layout.normed_residual);
   layout.gate_up = offsets.take(tokens * std::max(2 * model.intermediate, queries) * element);
   if (policy == ActivationPolicy::keep) layout.activation = offsets.take(tokens * model.intermediate * element);

@@ -30,9 +30,12 @@ struct SavedLayout {
   // Queries and keys after QK-norm and RoPE; not selective. With QK-norm [tokens, (heads + kv_heads) * head_dim];
   // without, equal to qkv: they are rotated where they are.
   int64_t qk_rotated = kNotSaved;
-  int64_t attention = 0;                // compute type [tokens, heads * head_dim]
-  int64_t log_sum_exp = 0;              // fp32, heads * tokens; by document, inside one [kv head][token][group]
-  int64_t residual = 0;                 // compute type [tokens, hidden]: input + attention block
+  int64_t attention = 0;    // compute type [tokens, heads * head_dim]
+  int64_t log_sum_exp = 0;  // fp32, heads * tokens; by document, inside one [kv head][token][group]
+  int64_t residual = 0;     // compute type [tokens, hidden]: input + attention block
+  // From here on: what the MLP block saves. Before: what the attention block does, of which the MLP block reads the
+  // residual, the last of it.
+  int64_t mlp = 0;
   int64_t residual_rstd = kNotSaved;    // fp32 [tokens]; not selective
   int64_t normed_residual = kNotSaved;  // compute type [tokens, hidden]; not selective
   // Compute type [tokens, 2 * intermediate], gate then up, after bias. Backward reuses the area for the gradient of the

@@ -3,34 +3,39 @@
 namespace slidedp {
 namespace {
 
-// Elements of one layer's matrices: q, k, v, o, gate, up, down.
-double matrix_elements(const ModelSpec& model) {
+// Elements of the matrices: of the attention block q, k, v, o; of the MLP block gate, up, down.
+double matrix_elements(const ModelSpec& model, LayerBlock block) {
   const double queries = static_cast<double>(model.heads * model.head_dim);
   const double keys = static_cast<double>(model.kv_heads * model.head_dim);
   const double hidden = static_cast<double>(model.hidden);
-  return hidden * (2 * queries + 2 * keys) + 3 * hidden * static_cast<double>(model.intermediate);
+  const double attention = hidden * (2 * queries + 2 * keys);
+  const double mlp = 3 * hidden * static_cast<double>(model.intermediate);
+  return (block == LayerBlock::mlp ? 0 : attention) + (block == LayerBlock::attention ? 0 : mlp);
 }
 
 }  // namespace
 
-double layer_forward_flops(const ModelSpec& model, int64_t rows, int64_t seq) {
+double layer_forward_flops(const ModelSpec& model, int64_t rows, int64_t seq, LayerBlock block) {
   const double tokens = static_cast<double>(rows) * static_cast<double>(seq);
   const double queries = static_cast<double>(model.heads * model.head_dim);
   // Scores and weighted values, 2 flops each per query-key pair and channel; half of the pairs are masked.
-  const double attention = 2.0 * 2.0 * tokens * static_cast<double>(seq) / 2.0 * queries;
-  return 2.0 * tokens * matrix_elements(model) + attention;
+  const double attention = block == LayerBlock::mlp ? 0 : 2.0 * 2.0 * tokens * static_cast<double>(seq) / 2.0 * queries;
+  return 2.0 * tokens * matrix_elements(model, block) + attention;
 }
 
-double layer_backward_flops(const ModelSpec& model, int64_t rows, int64_t seq) {
-  return 2.0 * layer_forward_flops(model, rows, seq);
+double layer_backward_flops(const ModelSpec& model, int64_t rows, int64_t seq, LayerBlock block) {
+  return 2.0 * layer_forward_flops(model, rows, seq, block);
 }
 
-double formed_again_bytes(const ModelSpec& model, int64_t tokens, DType compute, ActivationPolicy policy) {
+double formed_again_bytes(const ModelSpec& model, int64_t tokens, DType compute, ActivationPolicy policy,
+                          LayerBlock block) {
   if (policy == ActivationPolicy::keep) return 0;
-  int64_t elements = model.intermediate;
+  int64_t attention = 0, mlp = model.intermediate;
   if (policy == ActivationPolicy::selective) {
-    elements += 4 * model.hidden + 2 * (model.heads + model.kv_heads) * model.head_dim;
+    attention = 2 * model.hidden + 2 * (model.heads + model.kv_heads) * model.head_dim;
+    mlp += 2 * model.hidden;
   }
+  const int64_t elements = (block == LayerBlock::mlp ? 0 : attention) + (block == LayerBlock::attention ? 0 : mlp);
   return static_cast<double>(tokens) * static_cast<double>(elements) * static_cast<double>(size_of(compute));
 }
 

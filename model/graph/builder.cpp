@@ -22,6 +22,9 @@ Builder::Builder(const ModelSpec& model, const TrainSpec& train, const Plan& pla
   total_chunks_ = chunks;
   graph_.touched = plan_touched_rows(plan, model, train);
   buffers_ = declare_buffers(graph_, model, graph_.ranks());
+  for (const ActivationPolicy policy : plan.activation) {
+    saved_.push_back(saved_layout(model, plan.micro_batch_tokens(), plan.compute, policy));
+  }
   visits_ = plan_visits(graph_.layout, plan);
   wire_bytes_ = size_of(plan.wire);
   accumulator_bytes_ = size_of(plan.accumulator);
@@ -103,8 +106,19 @@ void Builder::emit_deliveries(const Visit& visit) {
       emit_late_updates(weights.unit);
     }
     const size_t count = weights.touched ? graph_.touched.chunks.size() : chunks(weights.unit).size();
-    for (size_t chunk = 0; chunk < count; ++chunk) emit_delivery(weights, chunk);
+    // In the order of need: backward begins with the MLP block, unless it runs the forward again.
+    const bool mlp_first = visit.backward && !recomputes(plan().activation[static_cast<size_t>(visit.unit) - 1]);
+    const size_t first = mlp_first ? first_mlp_chunk(visit.unit) : 0;
+    for (size_t i = 0; i < count; ++i) emit_delivery(weights, (first + i) % count);
   }
+}
+
+// The first chunk that lies in a layer's MLP block; their number if there is none.
+size_t Builder::first_mlp_chunk(int unit) const {
+  const int64_t middle = layout(unit).range(LayerBlock::mlp).begin;
+  const auto& all = chunks(unit);
+  const auto found = std::ranges::find_if(all, [&](const Chunk& chunk) { return chunk.begin >= middle; });
+  return static_cast<size_t>(found - all.begin());
 }
 
 // Notes that the unit's (deferred) update stands in the graph; true if it already did.
@@ -182,6 +196,7 @@ void Builder::emit_broadcast(const Residency& weights, size_t index, int root) {
 }
 
 void Builder::emit_compute(const Visit& visit) {
+  if (visit.backward && layout(visit.unit).kind == UnitKind::layer) return emit_layer_backward(visit);
   for (int m = 0; m < plan().micro_batches; ++m) {
     for (int rank = 0; rank < graph_.ranks(); ++rank) {
       switch (layout(visit.unit).kind) {
@@ -189,7 +204,7 @@ void Builder::emit_compute(const Visit& visit) {
           visit.backward ? emit_embedding_backward(rank, m) : emit_embedding_forward(visit, rank, m);
           break;
         case UnitKind::layer:
-          visit.backward ? emit_layer_backward(visit, rank, m) : emit_layer_forward(visit, rank, m);
+          emit_layer_forward(visit, rank, m);
           break;
         case UnitKind::head:
           emit_head(visit, rank, m);
@@ -214,8 +229,9 @@ Task& Builder::emit_micro_batch(TaskKind kind, int unit, int rank, int m) {
 int64_t Builder::place_in_step(int m) const { return static_cast<int64_t>(wave_) * plan().micro_batches + m; }
 
 void Builder::touch_weights(Task& task, Role role, const Residency& weights) {
-  const Chunk& last = weights.touched ? graph_.touched.chunks.back() : chunks(weights.unit).back();
-  touch(task, role, AccessMode::read, weight_slot(task.rank, weights), 0, (last.begin + last.elements) * 2);
+  ElementRange range = layout(weights.unit).range(task.block);
+  if (weights.touched) range.end = graph_.touched.chunks.back().begin + graph_.touched.chunks.back().elements;
+  touch(task, role, AccessMode::read, weight_slot(task.rank, weights), range.begin * 2, (range.end - range.begin) * 2);
 }
 
 void Builder::touch_hidden(Task& task, Role role, AccessMode mode, BufferId buffer) {
@@ -230,12 +246,14 @@ BufferId Builder::gradient_slot(int rank, int unit) {
 }
 
 void Builder::touch_gradients(Task& task, Role role, int unit) {
-  touch(task, role, task.first ? AccessMode::write : AccessMode::read_write, gradient_slot(task.rank, unit), 0,
-        layout(unit).elements * accumulator_bytes_);
+  const ElementRange range = layout(unit).range(task.block);
+  touch(task, role, task.first ? AccessMode::write : AccessMode::read_write, gradient_slot(task.rank, unit),
+        range.begin * accumulator_bytes_, (range.end - range.begin) * accumulator_bytes_);
 }
 
-BufferId Builder::saved(int rank, int m, int layer) {
-  return rank_buffers(rank).saved[static_cast<size_t>(m)][static_cast<size_t>(layer)];
+void Builder::touch_saved(Task& task, AccessMode mode, int64_t begin, int64_t end) {
+  const auto m = static_cast<size_t>(task.micro_batch), layer = static_cast<size_t>(task.unit) - 1;
+  touch(task, Role::saved, mode, rank_buffers(task.rank).saved[m][layer], begin, end - begin);
 }
 
 void Builder::emit_embedding_forward(const Visit& visit, int rank, int m) {
@@ -246,14 +264,38 @@ void Builder::emit_embedding_forward(const Visit& visit, int rank, int m) {
   emit_act_d2h(rank, m, 0);
 }
 
+// One block of a layer: which weights and which share of the layer's work.
+Task& Builder::emit_block(TaskKind kind, LayerBlock block, const Visit& visit, int rank, int m) {
+  Task& task = emit_micro_batch(kind, visit.unit, rank, m);
+  task.block = block;
+  touch_weights(task, Role::weights, visit.weights[0]);
+  const int64_t rows = plan().micro_batch_rows, seq = plan().seq;
+  const double forward = layer_forward_flops(model_, rows, seq, block);
+  task.work.flops = kind == TaskKind::bwd ? layer_backward_flops(model_, rows, seq, block) : forward;
+  task.work.share = forward / layer_forward_flops(model_, rows, seq);
+  return task;
+}
+
+// Forward, or again for backward. Between the blocks stands the residual, which is saved.
+Task& Builder::emit_forward_block(TaskKind kind, LayerBlock block, const Visit& visit, int rank, int m) {
+  const int layer = layout(visit.unit).layer;
+  const SavedLayout& saved = saved_[static_cast<size_t>(layer)];
+  Task& task = emit_block(kind, block, visit, rank, m);
+  if (block == LayerBlock::attention) {
+    touch_hidden(task, Role::hidden_in, AccessMode::read, hidden(rank, m, layer, kind == TaskKind::recompute));
+    touch_saved(task, AccessMode::write, 0, saved.mlp);
+  } else {
+    touch_saved(task, AccessMode::read, saved.residual, saved.mlp);
+    touch_saved(task, AccessMode::write, saved.mlp, saved.bytes);
+  }
+  return task;
+}
+
 void Builder::emit_layer_forward(const Visit& visit, int rank, int m) {
   const int layer = layout(visit.unit).layer;
-  Task& task = emit_micro_batch(TaskKind::fwd, visit.unit, rank, m);
-  touch_weights(task, Role::weights, visit.weights[0]);
-  touch_hidden(task, Role::hidden_in, AccessMode::read, hidden(rank, m, layer));
+  emit_forward_block(TaskKind::fwd, LayerBlock::attention, visit, rank, m);
+  Task& task = emit_forward_block(TaskKind::fwd, LayerBlock::mlp, visit, rank, m);
   touch_hidden(task, Role::hidden_out, AccessMode::write, hidden(rank, m, layer + 1));
-  touch_hidden(task, Role::saved, AccessMode::write, saved(rank, m, layer));
-  task.work.flops = layer_forward_flops(model_, plan().micro_batch_rows, plan().seq);
   emit_act_d2h(rank, m, layer + 1);
 }
 
@@ -283,28 +325,49 @@ void Builder::emit_loss() {
   }
 }
 
-void Builder::emit_layer_backward(const Visit& visit, int rank, int m) {
+// MLP block, then attention block, one micro-batch after another. The MLP's gradients leave once the last micro-batch
+// has added its own.
+void Builder::emit_layer_backward(const Visit& visit) {
+  for (int m = 0; m < plan().micro_batches; ++m) {
+    for (int rank = 0; rank < graph_.ranks(); ++rank) {
+      emit_act_h2d(rank, m, layout(visit.unit).layer);
+      emit_recompute(visit, rank, m);
+      emit_backward_block(LayerBlock::mlp, visit, rank, m);
+    }
+    if (m == plan().micro_batches - 1) {
+      emit_chunk_gradients(visit.unit, 0, true, first_mlp_chunk(visit.unit), chunks(visit.unit).size());
+    }
+    for (int rank = 0; rank < graph_.ranks(); ++rank) emit_backward_block(LayerBlock::attention, visit, rank, m);
+  }
+}
+
+void Builder::emit_recompute(const Visit& visit, int rank, int m) {
+  if (!recomputes(plan().activation[static_cast<size_t>(visit.unit) - 1])) return;
+  emit_forward_block(TaskKind::recompute, LayerBlock::attention, visit, rank, m);
+  emit_forward_block(TaskKind::recompute, LayerBlock::mlp, visit, rank, m);
+}
+
+void Builder::emit_backward_block(LayerBlock block, const Visit& visit, int rank, int m) {
   const int layer = layout(visit.unit).layer;
   const ActivationPolicy policy = plan().activation[static_cast<size_t>(layer)];
-  emit_act_h2d(rank, m, layer);
-  if (recomputes(policy)) {
-    Task& task = emit_micro_batch(TaskKind::recompute, visit.unit, rank, m);
-    touch_weights(task, Role::weights, visit.weights[0]);
-    touch_hidden(task, Role::hidden_in, AccessMode::read, hidden(rank, m, layer, true));
-    touch_hidden(task, Role::saved, AccessMode::write, saved(rank, m, layer));
-    task.work.flops = layer_forward_flops(model_, plan().micro_batch_rows, plan().seq);
-  }
-  Task& task = emit_micro_batch(TaskKind::bwd, visit.unit, rank, m);
+  const SavedLayout& saved = saved_[static_cast<size_t>(layer)];
+  Task& task = emit_block(TaskKind::bwd, block, visit, rank, m);
   task.first = m == 0;
-  touch_weights(task, Role::weights, visit.weights[0]);
-  touch_hidden(task, Role::hidden_in, AccessMode::read, hidden(rank, m, layer, true));
-  touch_hidden(task, Role::saved, AccessMode::read_write, saved(rank, m, layer));
+  if (block == LayerBlock::mlp) {
+    touch_saved(task, AccessMode::read, saved.residual, saved.mlp);
+    touch_saved(task, AccessMode::read_write, saved.mlp, saved.bytes);
+  } else {
+    touch_hidden(task, Role::hidden_in, AccessMode::read, hidden(rank, m, layer, true));
+    touch_saved(task, AccessMode::read_write, 0, saved.residual);
+    // The gradient of the attention output takes the place of gate and up.
+    const int64_t queries = plan().micro_batch_tokens() * model_.heads * model_.head_dim;
+    touch_saved(task, AccessMode::write, saved.gate_up, saved.gate_up + queries * size_of(plan().compute));
+  }
   touch_hidden(task, Role::hidden_gradient, AccessMode::read_write,
                rank_buffers(rank).hidden_gradient[static_cast<size_t>(m)]);
   touch_gradients(task, Role::gradients, visit.unit);
-  task.work.flops = layer_backward_flops(model_, plan().micro_batch_rows, plan().seq);
   task.work.device_bytes =
-      static_cast<int64_t>(formed_again_bytes(model_, plan().micro_batch_tokens(), plan().compute, policy));
+      static_cast<int64_t>(formed_again_bytes(model_, plan().micro_batch_tokens(), plan().compute, policy, block));
 }
 
 void Builder::emit_embedding_backward(int rank, int m) {

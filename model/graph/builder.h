@@ -7,6 +7,7 @@
 #include <map>
 #include <vector>
 
+#include "model/cost/activations.h"
 #include "model/graph/buffers.h"
 #include "model/graph/step_graph.h"
 #include "model/graph/visits.h"
@@ -34,6 +35,7 @@ class Builder {
   static void touch(Task& task, Role role, AccessMode mode, BufferId buffer, int64_t begin, int64_t bytes);
   void emit_batch();
   void emit_deliveries(const Visit& visit);
+  size_t first_mlp_chunk(int unit) const;
   bool updated(int unit);
   void emit_delivery(const Residency& weights, size_t index);
   void emit_copy(const Residency& weights, size_t index, int rank, int64_t begin, int64_t elements);
@@ -43,15 +45,19 @@ class Builder {
   Task& emit_micro_batch(TaskKind kind, int unit, int rank, int m);
   int64_t place_in_step(int m) const;
   void touch_weights(Task& task, Role role, const Residency& weights);
+  void touch_saved(Task& task, AccessMode mode, int64_t begin, int64_t end);
   void touch_hidden(Task& task, Role role, AccessMode mode, BufferId buffer);
   BufferId gradient_slot(int rank, int unit);
   void touch_gradients(Task& task, Role role, int unit);
-  BufferId saved(int rank, int m, int layer);
   void emit_embedding_forward(const Visit& visit, int rank, int m);
+  Task& emit_block(TaskKind kind, LayerBlock block, const Visit& visit, int rank, int m);
+  Task& emit_forward_block(TaskKind kind, LayerBlock block, const Visit& visit, int rank, int m);
   void emit_layer_forward(const Visit& visit, int rank, int m);
   void emit_head(const Visit& visit, int rank, int m);
   void emit_loss();
-  void emit_layer_backward(const Visit& visit, int rank, int m);
+  void emit_layer_backward(const Visit& visit);
+  void emit_recompute(const Visit& visit, int rank, int m);
+  void emit_backward_block(LayerBlock block, const Visit& visit, int rank, int m);
   void emit_embedding_backward(int rank, int m);
 
   // builder_activations.cpp
@@ -62,7 +68,7 @@ class Builder {
 
   // builder_gradients.cpp
   void emit_gradients(const Visit& visit);
-  void emit_unit_gradients(int unit, int group, bool last);
+  void emit_chunk_gradients(int unit, int group, bool last, size_t begin, size_t end);
   void emit_consumer(int unit, int group, size_t chunk, const std::vector<Place>& places, bool last);
   std::vector<Place> land(int unit, int group, size_t chunk);
   std::vector<Place> fixed_places(int unit, int group, size_t chunk) const;
@@ -100,6 +106,7 @@ class Builder {
   const ModelSpec& model_;
   StepGraph graph_;
   BufferTable buffers_;
+  std::vector<SavedLayout> saved_;  // by layer
   std::vector<Visit> visits_;
   std::vector<int32_t> first_chunk_;  // by unit: chunks of the units before it
   int32_t total_chunks_ = 0;

@@ -9,17 +9,20 @@ namespace slidedp {
 void Builder::emit_gradients(const Visit& visit) {
   const bool head = layout(visit.unit).kind == UnitKind::head;
   if (!head && !visit.backward) return;
-  if (head && graph_.layout.tied) emit_unit_gradients(0, 0, false);
+  if (head && graph_.layout.tied) emit_chunk_gradients(0, 0, false, 0, chunks(0).size());
   if (touched() && visit.unit == 0) return emit_touched_gradients();
   const int group = visit.unit == 0 ? gradient_groups(graph_.layout, 0) - 1 : 0;
-  emit_unit_gradients(visit.unit, group, true);
+  // Those of a layer's MLP block have left in the middle of its backward.
+  const bool layer = layout(visit.unit).kind == UnitKind::layer;
+  const size_t count = layer ? first_mlp_chunk(visit.unit) : chunks(visit.unit).size();
+  emit_chunk_gradients(visit.unit, group, true, 0, count);
   if (!touched() || !head) return;
   for (size_t chunk = 0; chunk < chunks(0).size(); ++chunk) emit_untouched(chunk);
 }
 
-// `last`: all of the unit's gradients of this wave have landed after this one.
-void Builder::emit_unit_gradients(int unit, int group, bool last) {
-  for (size_t chunk = 0; chunk < chunks(unit).size(); ++chunk) {
+// Of some of the unit's chunks. `last`: all of their gradients of this wave have landed after this one.
+void Builder::emit_chunk_gradients(int unit, int group, bool last, size_t begin, size_t end) {
+  for (size_t chunk = begin; chunk < end; ++chunk) {
     if (plan().update == UpdatePolicy::split && wave_ == 0 && group == 0) {
       emit_update(unit, chunk, UpdatePart::moments);
     }

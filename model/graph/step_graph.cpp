@@ -57,6 +57,7 @@ std::string StepGraph::describe(TaskId id) const {
   const Task& task = tasks[static_cast<size_t>(id)];
   std::string text(name(task.kind));
   if (task.unit >= 0) text += " " + layout.units[static_cast<size_t>(task.unit)].name;
+  if (task.block != LayerBlock::whole) text += fmt::format(" {}", name(task.block));
   if (task.rows != Rows::all) text += task.rows == Rows::touched ? " touched rows" : " untouched rows";
   if (task.chunk >= 0) text += fmt::format(" chunk {}", task.chunk);
   if (task.wave > 0) text += fmt::format(" wave {}", task.wave);

@@ -116,6 +116,7 @@ struct Work {
   int64_t host_write_bytes = 0;
   int64_t device_bytes = 0;  // read + written on the device by memory-bound kernels
   double flops = 0;
+  double share = 1;      // of a layer's kernels: the part of their fixed time (launch, half-peak size) that is in here
   int64_t elements = 0;  // parameters (update, norm), tokens (embedding)
   int sources = 0;       // update, norm: gradient sources
 };
@@ -134,6 +135,7 @@ struct Task {
   uint8_t phases = kStepPhases;
   int64_t elements_begin = 0, elements = 0;  // chunk tasks: parameter range inside the unit that exists on the host
   Rows rows = Rows::all;                     // not all: by the list of `wave`
+  LayerBlock block = LayerBlock::whole;      // fwd, recompute, bwd of a layer: which of its blocks
   // bwd, head: first micro-batch of the wave overwrites the gradient slot. host_accumulate: first wave overwrites.
   bool first = false;
   // Ranks of one collective carry the same group (>= 0); they start together.

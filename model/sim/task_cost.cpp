@@ -150,10 +150,11 @@ CostModel::KernelClass CostModel::kernel_class(const Task& task) const {
 
 void CostModel::kernel(const Task& task, TaskCost& cost) const {
   const KernelSpec& kernels = hardware_.kernels;
-  cost.latency_s = kernels.launch_latency_s;
+  cost.latency_s = task.work.share * kernels.launch_latency_s;
   if (task.kind != TaskKind::cast && task.work.flops > 0) {
     const auto [rate, key] = kernel_class(task);
-    cost.solo_s = (task.work.flops + rate.half_gflop * kGiga) / (needed(rate.peak_gflops, key) * kGiga);
+    cost.solo_s =
+        (task.work.flops + task.work.share * rate.half_gflop * kGiga) / (needed(rate.peak_gflops, key) * kGiga);
   }
   // Elementwise kernels run after or between the others.
   const auto bytes = static_cast<double>(task.work.device_bytes);

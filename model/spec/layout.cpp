@@ -134,6 +134,12 @@ const TensorLayout& UnitLayout::at(TensorRole role) const {
   return *tensor;
 }
 
+ElementRange UnitLayout::range(LayerBlock block) const {
+  if (block == LayerBlock::whole) return {0, elements};
+  const int64_t middle = at(TensorRole::post_norm).offset;
+  return block == LayerBlock::attention ? ElementRange{0, middle} : ElementRange{middle, elements};
+}
+
 int64_t ModelLayout::class_elements(SlotClass slot_class) const {
   int64_t largest = 0;
   for (const UnitLayout& unit : units) {

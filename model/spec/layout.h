@@ -50,6 +50,11 @@ struct TensorLayout {
 enum class SlotClass : uint8_t { layer, vocabulary, final_norm, touched_rows };
 std::string_view name(SlotClass);
 
+// A range of a unit's flat vector.
+struct ElementRange {
+  int64_t begin = 0, end = 0;
+};
+
 struct UnitLayout {
   int unit = 0;  // index in the model's order: 0 embedding, 1..layers the layers, layers + 1 the head
   UnitKind kind{};
@@ -57,13 +62,16 @@ struct UnitLayout {
   SlotClass slot_class{};
   std::string name;  // "embedding", "layer 3", "head"
   // In offset order. q, k, v weights are adjacent (one [q+k+v, hidden] matrix view), so are their biases, gate and up
-  // weights, gate and up biases. Each group starts at a multiple of kBlockElements; inside a group there is no gap.
+  // weights, gate and up biases. Each group starts at a multiple of kBlockElements; inside a group there is no gap. A
+  // layer's attention block comes before its MLP block, each with the norm that it begins with.
   std::vector<TensorLayout> tensors;
   int64_t elements = 0;  // whole unit with gaps; a multiple of kBlockElements
 
   // The tensor of that role; throws std::logic_error if the unit has none.
   const TensorLayout& at(TensorRole role) const;
   const TensorLayout* find(TensorRole role) const;  // nullptr if none
+  // Where a layer's block has its tensors; the two meet at a multiple of kBlockElements.
+  ElementRange range(LayerBlock block) const;
 };
 
 struct ModelLayout {

@@ -90,24 +90,26 @@ void TaskBodies::issue_compute(const Task& task, TaskId id, const StepContext& c
 void TaskBodies::compute(const Task& task, const StepContext& context) {
   Compute& compute = *backend_.compute[static_cast<size_t>(task.rank)];
   const auto at = [&](Role role) { return operand(task, role, context); };
+  // A block's task touches its share of a layer's slots and saved area, but counts from their beginning.
+  const auto base = [&](Role role) { return memory_.base(task.at(role).buffer, context.sequence); };
   const UnitLayout& unit = graph_.layout.units[static_cast<size_t>(task.unit)];
   switch (task.kind) {
     case TaskKind::fwd:
       if (unit.kind == UnitKind::embedding) {
         return compute.embedding_forward(at(Role::weights), micro_batch(task, context), at(Role::hidden_out));
       }
-      return compute.layer_forward(unit.layer, at(Role::weights), micro_batch(task, context), at(Role::hidden_in),
-                                   at(Role::saved), at(Role::hidden_out));
+      [[fallthrough]];
     case TaskKind::recompute:
-      return compute.layer_forward(unit.layer, at(Role::weights), micro_batch(task, context), at(Role::hidden_in),
-                                   at(Role::saved), nullptr);
+      return compute.block_forward(task.block, unit.layer, base(Role::weights), micro_batch(task, context),
+                                   at(Role::hidden_in), base(Role::saved), at(Role::hidden_out));
     case TaskKind::bwd:
       if (unit.kind == UnitKind::embedding) {
         return compute.embedding_backward(micro_batch(task, context), at(Role::hidden_gradient), at(Role::gradients),
                                           gradient_rows(task, context), task.first);
       }
-      return compute.layer_backward(unit.layer, at(Role::weights), micro_batch(task, context), at(Role::hidden_in),
-                                    at(Role::saved), at(Role::hidden_gradient), at(Role::gradients), task.first);
+      return compute.block_backward(task.block, unit.layer, base(Role::weights), micro_batch(task, context),
+                                    at(Role::hidden_in), base(Role::saved), at(Role::hidden_gradient),
+                                    base(Role::gradients), task.first);
     case TaskKind::head:
       return compute.head(at(Role::weights), at(Role::vocabulary), micro_batch(task, context), at(Role::hidden_in),
                           at(Role::hidden_gradient), at(Role::gradients), at(Role::vocabulary_gradients), task.first,

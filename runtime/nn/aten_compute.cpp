@@ -82,18 +82,18 @@ class AtenCompute final : public Compute {
                           embedding_offset(), rows);
   }
 
-  void layer_forward(int layer, const void* weights, const MicroBatch& batch, const void* hidden_in, void* saved,
-                     void* hidden_out) override {
+  void block_forward(LayerBlock block, int layer, const void* weights, const MicroBatch& batch, const void* hidden_in,
+                     void* saved, void* hidden_out) override {
     const Entry entry(plan_.threads.compute_per_rank);
     check_positions(batch);
-    nn::layer_forward(call(layer, weights, batch, hidden_in, saved), static_cast<float*>(hidden_out));
+    nn::block_forward(call(layer, weights, batch, hidden_in, saved), block, static_cast<float*>(hidden_out));
   }
 
-  void layer_backward(int layer, const void* weights, const MicroBatch& batch, const void* hidden_in, void* saved,
-                      void* hidden_gradient, void* gradients, bool first) override {
+  void block_backward(LayerBlock block, int layer, const void* weights, const MicroBatch& batch, const void* hidden_in,
+                      void* saved, void* hidden_gradient, void* gradients, bool first) override {
     const Entry entry(plan_.threads.compute_per_rank);
     check_positions(batch);
-    nn::layer_backward(call(layer, weights, batch, hidden_in, saved), static_cast<float*>(hidden_gradient),
+    nn::block_backward(call(layer, weights, batch, hidden_in, saved), block, static_cast<float*>(hidden_gradient),
                        nn::GradientSlot(gradients, plan_.accumulator, first));
   }
 

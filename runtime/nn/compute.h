@@ -4,9 +4,9 @@
 // Shapes: tokens = rows * seq of one micro-batch. Hidden states are [tokens, hidden] in the plan's compute type.
 // Weights are a unit's flat bf16 vector, gradients a unit's flat vector of the plan's accumulator type, both laid out
 // by UnitLayout. Gradients are sums over target tokens (never means). `first` overwrites the whole gradient range of
-// the unit's tensors and zeroes its gaps; otherwise gradients are added. Deterministic: same inputs and shapes give the
-// same bits, for any thread count and address. Thread safety: one object a rank, used from its compute stream; only
-// cast() may run at the same time, on the comm stream.
+// the unit's, or of the layer block's, tensors and zeroes its gaps; otherwise gradients are added. Deterministic: same
+// inputs and shapes give the same bits, for any thread count and address. Thread safety: one object a rank, used from
+// its compute stream; only cast() may run at the same time, on the comm stream.
 #pragma once
 
 #include <cstdint>
@@ -43,12 +43,27 @@ class Compute {
   virtual void embedding_backward(const MicroBatch&, const void* hidden_gradient, void* gradients, int64_t rows,
                                   bool first) = 0;
 
-  // Fills `saved` (SavedLayout) and hidden_out. hidden_out may be null (recompute: only `saved` is wanted).
-  virtual void layer_forward(int layer, const void* weights, const MicroBatch&, const void* hidden_in, void* saved,
-                             void* hidden_out) = 0;
-  // hidden_gradient: in = gradient of the layer's output, out = gradient of its input, in place. May overwrite saved.
-  virtual void layer_backward(int layer, const void* weights, const MicroBatch&, const void* hidden_in, void* saved,
-                              void* hidden_gradient, void* gradients, bool first) = 0;
+  // One block of a layer (not `whole`). Reads and writes the block's share of weights, gradients and `saved`
+  // (SavedLayout says which) and no more; all pointers are to the beginning of the whole. The attention block reads
+  // hidden_in, the MLP block writes hidden_out, which may be null (recompute: only `saved` is wanted).
+  virtual void block_forward(LayerBlock block, int layer, const void* weights, const MicroBatch&, const void* hidden_in,
+                             void* saved, void* hidden_out) = 0;
+  // The MLP block comes first. hidden_gradient: in = gradient of the block's output, out = gradient of its input, in
+  // place. May overwrite the block's share of saved; attention's also takes the place of gate_up.
+  virtual void block_backward(LayerBlock block, int layer, const void* weights, const MicroBatch&,
+                              const void* hidden_in, void* saved, void* hidden_gradient, void* gradients,
+                              bool first) = 0;
+  // Both blocks of a layer, one after the other.
+  void layer_forward(int layer, const void* weights, const MicroBatch& batch, const void* hidden_in, void* saved,
+                     void* hidden_out) {
+    block_forward(LayerBlock::attention, layer, weights, batch, hidden_in, saved, nullptr);
+    block_forward(LayerBlock::mlp, layer, weights, batch, nullptr, saved, hidden_out);
+  }
+  void layer_backward(int layer, const void* weights, const MicroBatch& batch, const void* hidden_in, void* saved,
+                      void* hidden_gradient, void* gradients, bool first) {
+    block_backward(LayerBlock::mlp, layer, weights, batch, nullptr, saved, hidden_gradient, gradients, first);
+    block_backward(LayerBlock::attention, layer, weights, batch, hidden_in, saved, hidden_gradient, gradients, first);
+  }
 
   // Final norm, LM head and cross-entropy, forward and backward, in chunks of plan.head_chunk_tokens.
   // Untied: `weights` and `gradients` hold the norm and the matrix; vocabulary pointers are null.

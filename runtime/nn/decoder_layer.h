@@ -41,7 +41,7 @@ struct LayerCall {
   const RopeTable& table;
   const MicroBatch& batch;
   const uint16_t* weights;        // bf16, the unit's flat vector
-  const float* input;             // [tokens, hidden]
+  const float* input;             // [tokens, hidden]; null for the MLP block
   int64_t tokens, queries, keys;  // queries = heads * head_dim, keys = kv_heads * head_dim
   SavedTensors saved;
 
@@ -62,9 +62,9 @@ struct LayerCall {
   }
 };
 
-// Fills call.saved; hidden_out [tokens, hidden] may be null.
-void layer_forward(const LayerCall& call, float* hidden_out);
-// hidden_gradient: in = of the output, out = of the input. Overwrites call.saved.
-void layer_backward(const LayerCall& call, float* hidden_gradient, const GradientSlot& gradients);
+// One block of the layer; see Compute. hidden_out [tokens, hidden] may be null.
+void block_forward(const LayerCall& call, LayerBlock block, float* hidden_out);
+// hidden_gradient: in = of the block's output, out = of its input.
+void block_backward(const LayerCall& call, LayerBlock block, float* hidden_gradient, const GradientSlot& gradients);
 
 }  // namespace slidedp::nn

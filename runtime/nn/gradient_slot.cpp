@@ -8,18 +8,20 @@
 
 namespace slidedp::nn {
 
-void GradientSlot::zero_gaps(const UnitLayout& unit) const {
+void GradientSlot::zero_gaps(const UnitLayout& unit, LayerBlock block) const {
   if (!first_) return;
   const int64_t element = size_of(type_);
   auto zero = [&](int64_t begin, int64_t end) {
     std::memset(static_cast<char*>(data_) + begin * element, 0, static_cast<size_t>((end - begin) * element));
   };
-  int64_t end = 0;
+  const ElementRange range = unit.range(block);
+  int64_t end = range.begin;
   for (const TensorLayout& tensor : unit.tensors) {
+    if (tensor.offset < range.begin || tensor.offset >= range.end) continue;
     zero(end, tensor.offset);
     end = tensor.offset + tensor.elements;
   }
-  zero(end, unit.elements);
+  zero(end, range.end);
 }
 
 void GradientSlot::store(int64_t offset, std::span<const double> sums) const {

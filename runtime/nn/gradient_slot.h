@@ -21,8 +21,8 @@ class GradientSlot {
   float* fp32(int64_t offset) const { return static_cast<float*>(data_) + offset; }
   uint16_t* bf16(int64_t offset) const { return static_cast<uint16_t*>(data_) + offset; }
 
-  // When first: zeroes what lies between and after the unit's tensors.
-  void zero_gaps(const UnitLayout& unit) const;
+  // When first: zeroes what lies between and after the tensors of the unit's block.
+  void zero_gaps(const UnitLayout& unit, LayerBlock block = LayerBlock::whole) const;
   // Stores or adds one sum an element; rounded once.
   void store(int64_t offset, std::span<const double> sums) const;
 

@@ -107,10 +107,12 @@ void backward_attention(const LayerCall& call, const GradientSlot& slot) {
 
 }  // namespace
 
-void layer_backward(const LayerCall& call, float* hidden_gradient, const GradientSlot& gradients) {
-  gradients.zero_gaps(call.unit);
-  backward_down(call, hidden_gradient, gradients);
-  backward(call, call.gate_up_block(), hidden_gradient, gradients);
+void block_backward(const LayerCall& call, LayerBlock block, float* hidden_gradient, const GradientSlot& gradients) {
+  gradients.zero_gaps(call.unit, block);
+  if (block == LayerBlock::mlp) {
+    backward_down(call, hidden_gradient, gradients);
+    return backward(call, call.gate_up_block(), hidden_gradient, gradients);
+  }
   backward_output(call, hidden_gradient, gradients);
   backward_attention(call, gradients);
   backward(call, call.qkv_block(), hidden_gradient, gradients);

@@ -98,10 +98,12 @@ NormedProjection LayerCall::gate_up_block() const {
           saved.residual,        saved.residual_rstd,     saved.normed_residual, saved.gate_up};
 }
 
-void layer_forward(const LayerCall& call, float* hidden_out) {
-  forward(call, call.qkv_block());
-  attend(call);
-  project_attention(call);
+void block_forward(const LayerCall& call, LayerBlock block, float* hidden_out) {
+  if (block == LayerBlock::attention) {
+    forward(call, call.qkv_block());
+    attend(call);
+    return project_attention(call);
+  }
   forward(call, call.gate_up_block());
   project_down(call, hidden_out);
 }

@@ -99,14 +99,16 @@ class DisturbedCompute final : public Compute {
     disturbance_.pass(TaskKind::bwd, rank_);
     real_->embedding_backward(batch, in, gradients, rows, first);
   }
-  void layer_forward(int layer, const void* w, const MicroBatch& b, const void* in, void* saved, void* out) override {
-    disturbance_.pass(out == nullptr ? TaskKind::recompute : TaskKind::fwd, rank_);
-    real_->layer_forward(layer, w, b, in, saved, out);
+  void block_forward(LayerBlock block, int layer, const void* w, const MicroBatch& b, const void* in, void* saved,
+                     void* out) override {
+    const bool recompute = block == LayerBlock::mlp && out == nullptr;
+    disturbance_.pass(recompute ? TaskKind::recompute : TaskKind::fwd, rank_);
+    real_->block_forward(block, layer, w, b, in, saved, out);
   }
-  void layer_backward(int layer, const void* w, const MicroBatch& b, const void* in, void* saved, void* hidden_gradient,
-                      void* gradients, bool first) override {
+  void block_backward(LayerBlock block, int layer, const void* w, const MicroBatch& b, const void* in, void* saved,
+                      void* hidden_gradient, void* gradients, bool first) override {
     disturbance_.pass(TaskKind::bwd, rank_);
-    real_->layer_backward(layer, w, b, in, saved, hidden_gradient, gradients, first);
+    real_->block_backward(block, layer, w, b, in, saved, hidden_gradient, gradients, first);
   }
   void head(const void* w, const void* vocabulary, const MicroBatch& b, const void* in, void* hidden_gradient,
             void* gradients, void* vocabulary_gradients, bool first, double* loss) override {

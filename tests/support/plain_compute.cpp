@@ -213,72 +213,29 @@ class PlainCompute final : public Compute {
     store(sums, plan_.accumulator, first, gradients);
   }
 
-  void layer_forward(int layer, const void* weights, const MicroBatch& batch, const void* hidden_in, void* saved_area,
-                     void* hidden_out) override {
-    const UnitLayout& unit = this->unit(layer);
-    const Floats w = widened(weights, unit.elements);
-    const auto at = [&](TensorRole role) { return w.data() + unit.at(role).offset; };
-    const int64_t tokens = batch.tokens(), hidden = model_.hidden, inner = model_.intermediate;
-    const auto* input = static_cast<const float*>(hidden_in);
-    const Saved saved(*this, layer, tokens, saved_area);
-    const Attention attention{model_, batch};
-
-    Floats normed(static_cast<size_t>(tokens * hidden));
-    const Floats input_rstd = norm(input, at(TensorRole::input_norm), tokens, hidden, model_.rms_eps, normed.data());
-    multiply(normed.data(), at(TensorRole::q_weight), tokens, attention.width, hidden, false, saved.qkv);
-    if (saved.rotated) {
-      attention.rotate(saved.qkv, false);
-      attention.forward(saved.qkv, saved.attention, saved.log_sum_exp);
+  void block_forward(LayerBlock block, int layer, const void* weights, const MicroBatch& batch, const void* hidden_in,
+                     void* saved_area, void* hidden_out) override {
+    const Block call(*this, block, layer, weights, batch, saved_area);
+    if (block == LayerBlock::attention) {
+      attention_forward(call, static_cast<const float*>(hidden_in));
     } else {
-      Floats rotated(saved.qkv, saved.qkv + tokens * attention.width);
-      attention.rotate(rotated.data(), false);
-      attention.forward(rotated.data(), saved.attention, saved.log_sum_exp);
+      mlp_forward(call, static_cast<float*>(hidden_out));
     }
-    std::copy_n(input, tokens * hidden, saved.residual);
-    multiply(saved.attention, at(TensorRole::o_weight), tokens, hidden, attention.queries, true, saved.residual);
-    const Floats residual_rstd =
-        norm(saved.residual, at(TensorRole::post_norm), tokens, hidden, model_.rms_eps, normed.data());
-    multiply(normed.data(), at(TensorRole::gate_weight), tokens, 2 * inner, hidden, false, saved.gate_up);
-    if (saved.input_rstd != nullptr) std::ranges::copy(input_rstd, saved.input_rstd);
-    if (saved.residual_rstd != nullptr) std::ranges::copy(residual_rstd, saved.residual_rstd);
-    if (hidden_out == nullptr) return;
-    auto* out = static_cast<float*>(hidden_out);
-    std::copy_n(saved.residual, tokens * hidden, out);
-    multiply(activation(saved.gate_up, tokens).data(), at(TensorRole::down_weight), tokens, hidden, inner, true, out);
   }
 
   // As the CPU backend: qkv and gate_up become their gradients.
-  void layer_backward(int layer, const void* weights, const MicroBatch& batch, const void* hidden_in, void* saved_area,
-                      void* hidden_gradient, void* gradients, bool first) override {
-    const UnitLayout& unit = this->unit(layer);
-    const Floats w = widened(weights, unit.elements);
-    Floats sums(w.size(), 0.0F);
-    const auto at = [&](TensorRole role) { return w.data() + unit.at(role).offset; };
-    const auto to = [&](TensorRole role) { return sums.data() + unit.at(role).offset; };
-    const int64_t tokens = batch.tokens(), hidden = model_.hidden, inner = model_.intermediate;
-    const auto* input = static_cast<const float*>(hidden_in);
+  void block_backward(LayerBlock block, int layer, const void* weights, const MicroBatch& batch, const void* hidden_in,
+                      void* saved_area, void* hidden_gradient, void* gradients, bool first) override {
+    const Block call(*this, block, layer, weights, batch, saved_area);
+    Floats sums(call.w.size(), 0.0F);
     auto* d_hidden = static_cast<float*>(hidden_gradient);
-    const Saved saved(*this, layer, tokens, saved_area);
-    const Attention attention{model_, batch};
-
-    Floats d_activation(static_cast<size_t>(tokens * inner));
-    multiply_backward(activation(saved.gate_up, tokens).data(), at(TensorRole::down_weight), d_hidden, tokens, hidden,
-                      inner, d_activation.data(), to(TensorRole::down_weight));
-    activation_backward(d_activation, tokens, saved.gate_up);
-    project_backward(saved.residual, saved.residual_rstd, at(TensorRole::post_norm), at(TensorRole::gate_weight),
-                     saved.gate_up, tokens, 2 * inner, d_hidden, to(TensorRole::post_norm),
-                     to(TensorRole::gate_weight));
-
-    Floats d_attention(static_cast<size_t>(tokens * attention.queries));
-    multiply_backward(saved.attention, at(TensorRole::o_weight), d_hidden, tokens, hidden, attention.queries,
-                      d_attention.data(), to(TensorRole::o_weight));
-    if (!saved.rotated) attention.rotate(saved.qkv, false);
-    Floats d_qkv = attention.backward(saved.qkv, saved.attention, saved.log_sum_exp, d_attention.data());
-    attention.rotate(d_qkv.data(), true);
-    std::ranges::copy(d_qkv, saved.qkv);
-    project_backward(input, saved.input_rstd, at(TensorRole::input_norm), at(TensorRole::q_weight), saved.qkv, tokens,
-                     attention.width, d_hidden, to(TensorRole::input_norm), to(TensorRole::q_weight));
-    store(sums, plan_.accumulator, first, gradients);
+    if (block == LayerBlock::mlp) {
+      mlp_backward(call, d_hidden, sums);
+    } else {
+      attention_backward(call, static_cast<const float*>(hidden_in), d_hidden, sums);
+    }
+    const int64_t begin = call.range.begin * size_of(plan_.accumulator);
+    store(sums, plan_.accumulator, first, static_cast<char*>(gradients) + begin);
   }
 
   void head(const void* weights, const void* vocabulary, const MicroBatch& batch, const void* hidden_in,
@@ -342,7 +299,89 @@ class PlainCompute final : public Compute {
     bool rotated;  // queries and keys in qkv are
   };
 
-  const UnitLayout& unit(int layer) const { return layout_.units.at(static_cast<size_t>(layer) + 1); }
+  // What both passes of a block need: its weights alone, widened.
+  struct Block {
+    Block(const PlainCompute& compute, LayerBlock block, int layer, const void* weights, const MicroBatch& micro_batch,
+          void* saved_area)
+        : unit(compute.layout_.units.at(static_cast<size_t>(layer) + 1)),
+          range(unit.range(block)),
+          w(widened(static_cast<const uint16_t*>(weights) + range.begin, range.end - range.begin)),
+          tokens(micro_batch.tokens()),
+          saved(compute, layer, tokens, saved_area),
+          attention{compute.model_, micro_batch} {}
+    const float* at(TensorRole role) const { return w.data() + place(role); }
+    int64_t place(TensorRole role) const { return unit.at(role).offset - range.begin; }
+
+    const UnitLayout& unit;
+    const ElementRange range;
+    const Floats w;
+    const int64_t tokens;
+    const Saved saved;
+    const Attention attention;
+  };
+
+  void attention_forward(const Block& call, const float* input) const {
+    const int64_t tokens = call.tokens, hidden = model_.hidden;
+    const Saved& saved = call.saved;
+    const Attention& attention = call.attention;
+    Floats normed(static_cast<size_t>(tokens * hidden));
+    const Floats rstd = norm(input, call.at(TensorRole::input_norm), tokens, hidden, model_.rms_eps, normed.data());
+    multiply(normed.data(), call.at(TensorRole::q_weight), tokens, attention.width, hidden, false, saved.qkv);
+    if (saved.rotated) {
+      attention.rotate(saved.qkv, false);
+      attention.forward(saved.qkv, saved.attention, saved.log_sum_exp);
+    } else {
+      Floats rotated(saved.qkv, saved.qkv + tokens * attention.width);
+      attention.rotate(rotated.data(), false);
+      attention.forward(rotated.data(), saved.attention, saved.log_sum_exp);
+    }
+    std::copy_n(input, tokens * hidden, saved.residual);
+    multiply(saved.attention, call.at(TensorRole::o_weight), tokens, hidden, attention.queries, true, saved.residual);
+    if (saved.input_rstd != nullptr) std::ranges::copy(rstd, saved.input_rstd);
+  }
+
+  void mlp_forward(const Block& call, float* out) const {
+    const int64_t tokens = call.tokens, hidden = model_.hidden, inner = model_.intermediate;
+    const Saved& saved = call.saved;
+    Floats normed(static_cast<size_t>(tokens * hidden));
+    const Floats rstd =
+        norm(saved.residual, call.at(TensorRole::post_norm), tokens, hidden, model_.rms_eps, normed.data());
+    multiply(normed.data(), call.at(TensorRole::gate_weight), tokens, 2 * inner, hidden, false, saved.gate_up);
+    if (saved.residual_rstd != nullptr) std::ranges::copy(rstd, saved.residual_rstd);
+    if (out == nullptr) return;
+    std::copy_n(saved.residual, tokens * hidden, out);
+    multiply(activation(saved.gate_up, tokens).data(), call.at(TensorRole::down_weight), tokens, hidden, inner, true,
+             out);
+  }
+
+  void mlp_backward(const Block& call, float* d_hidden, Floats& sums) const {
+    const int64_t tokens = call.tokens, hidden = model_.hidden, inner = model_.intermediate;
+    const Saved& saved = call.saved;
+    const auto to = [&](TensorRole role) { return sums.data() + call.place(role); };
+    Floats d_activation(static_cast<size_t>(tokens * inner));
+    multiply_backward(activation(saved.gate_up, tokens).data(), call.at(TensorRole::down_weight), d_hidden, tokens,
+                      hidden, inner, d_activation.data(), to(TensorRole::down_weight));
+    activation_backward(d_activation, tokens, saved.gate_up);
+    project_backward(saved.residual, saved.residual_rstd, call.at(TensorRole::post_norm),
+                     call.at(TensorRole::gate_weight), saved.gate_up, tokens, 2 * inner, d_hidden,
+                     to(TensorRole::post_norm), to(TensorRole::gate_weight));
+  }
+
+  void attention_backward(const Block& call, const float* input, float* d_hidden, Floats& sums) const {
+    const int64_t tokens = call.tokens, hidden = model_.hidden;
+    const Saved& saved = call.saved;
+    const Attention& attention = call.attention;
+    const auto to = [&](TensorRole role) { return sums.data() + call.place(role); };
+    Floats d_attention(static_cast<size_t>(tokens * attention.queries));
+    multiply_backward(saved.attention, call.at(TensorRole::o_weight), d_hidden, tokens, hidden, attention.queries,
+                      d_attention.data(), to(TensorRole::o_weight));
+    if (!saved.rotated) attention.rotate(saved.qkv, false);
+    Floats d_qkv = attention.backward(saved.qkv, saved.attention, saved.log_sum_exp, d_attention.data());
+    attention.rotate(d_qkv.data(), true);
+    std::ranges::copy(d_qkv, saved.qkv);
+    project_backward(input, saved.input_rstd, call.at(TensorRole::input_norm), call.at(TensorRole::q_weight), saved.qkv,
+                     tokens, attention.width, d_hidden, to(TensorRole::input_norm), to(TensorRole::q_weight));
+  }
 
   // silu(gate) * up
   Floats activation(const float* gate_up, int64_t tokens) const {

@@ -12,8 +12,8 @@
 
 namespace slidedp::testing {
 
-// Models without biases and QK-norm, with standard RoPE; fp32 activations. Reads a whole unit's weights and writes a
-// whole unit's gradients in each call, as any real compute does.
+// Models without biases and QK-norm, with standard RoPE; fp32 activations. Reads all weights and writes all gradients
+// of a unit, or of a layer's block, in each call, as any real compute does.
 std::unique_ptr<Compute> make_plain_compute(const ModelSpec& model, const ModelLayout& layout, const Plan& plan);
 
 // CPU devices and the local collective with plain compute: everything that SlideDP runs on CPU ranks but ATen.

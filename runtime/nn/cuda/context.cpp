@@ -23,19 +23,21 @@ at::Tensor CudaContext::bytes(int64_t count) const { return device_bytes(count, 
 uint16_t* bf16_data(const at::Tensor& tensor) { return static_cast<uint16_t*>(tensor.data_ptr()); }
 float* fp32_data(const at::Tensor& tensor) { return static_cast<float*>(tensor.data_ptr()); }
 
-void CudaGradientSlot::zero_gaps(const UnitLayout& unit, cudaStream_t stream) const {
+void CudaGradientSlot::zero_gaps(const UnitLayout& unit, cudaStream_t stream, LayerBlock block) const {
   if (!first) return;
   const auto zero = [&](int64_t begin, int64_t end) {
     if (begin == end) return;
     check_cuda(cudaMemsetAsync(at(begin).data, 0, static_cast<size_t>((end - begin) * size_of(type)), stream),
                "cudaMemsetAsync");
   };
-  int64_t end = 0;
+  const ElementRange range = unit.range(block);
+  int64_t end = range.begin;
   for (const TensorLayout& tensor : unit.tensors) {
+    if (tensor.offset < range.begin || tensor.offset >= range.end) continue;
     zero(end, tensor.offset);
     end = tensor.offset + tensor.elements;
   }
-  zero(end, unit.elements);
+  zero(end, range.end);
 }
 
 void weight_gradient(const CudaContext& context, const CudaGradientSlot& slot, int64_t offset, const uint16_t* gradient,

@@ -41,8 +41,8 @@ struct CudaGradientSlot {
   GradientRange at(int64_t offset) const {
     return {static_cast<char*>(data) + offset * size_of(type), type == DType::fp32, first};
   }
-  // When first: zeroes what lies between and after the unit's tensors.
-  void zero_gaps(const UnitLayout& unit, cudaStream_t stream) const;
+  // When first: zeroes what lies between and after the tensors of the unit's block.
+  void zero_gaps(const UnitLayout& unit, cudaStream_t stream, LayerBlock block = LayerBlock::whole) const;
 };
 
 // matrix gradient [outputs, inputs] at `offset` = or += gradient [tokens, outputs]^T * input [tokens, inputs]

@@ -146,18 +146,18 @@ class CudaComputeImpl final : public CudaCompute {
     });
   }
 
-  void layer_forward(int layer, const void* weights, const MicroBatch& batch, const void* hidden_in, void* saved,
-                     void* hidden_out) override {
+  void block_forward(LayerBlock block, int layer, const void* weights, const MicroBatch& batch, const void* hidden_in,
+                     void* saved, void* hidden_out) override {
     run([&](const nn::CudaContext& context) {
-      this->layer(context, layer, weights, batch, hidden_in, saved).forward(static_cast<uint16_t*>(hidden_out));
+      this->layer(context, layer, weights, batch, hidden_in, saved).forward(block, static_cast<uint16_t*>(hidden_out));
     });
   }
 
-  void layer_backward(int layer, const void* weights, const MicroBatch& batch, const void* hidden_in, void* saved,
-                      void* hidden_gradient, void* gradients, bool first) override {
+  void block_backward(LayerBlock block, int layer, const void* weights, const MicroBatch& batch, const void* hidden_in,
+                      void* saved, void* hidden_gradient, void* gradients, bool first) override {
     run([&](const nn::CudaContext& context) {
       this->layer(context, layer, weights, batch, hidden_in, saved)
-          .backward(static_cast<uint16_t*>(hidden_gradient), {gradients, plan_.accumulator, first});
+          .backward(block, static_cast<uint16_t*>(hidden_gradient), {gradients, plan_.accumulator, first});
     });
   }
 

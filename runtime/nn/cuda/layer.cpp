@@ -136,13 +136,20 @@ void CudaLayer::project_onto(const uint16_t* input, int64_t inputs, TensorRole m
                      .bias = has_bias ? weight(bias) : nullptr});
 }
 
-void CudaLayer::forward(uint16_t* hidden_out) const {
+void CudaLayer::forward(LayerBlock block, uint16_t* hidden_out) const {
+  block == LayerBlock::attention ? forward_attention() : forward_mlp(hidden_out);
+}
+
+void CudaLayer::forward_attention() const {
   project(qkv_block());
   {
     const RotatedHeads rotated = rotate(qk_rotated_);
     attention_.forward(context_, batch_, attention_inputs(rotated), attention_out_, log_sum_exp_);
   }
   project_onto(attention_out_, queries_, TensorRole::o_weight, TensorRole::o_bias, model_.o_bias, input_, residual_);
+}
+
+void CudaLayer::forward_mlp(uint16_t* hidden_out) const {
   project(gate_up_block());
   if (hidden_out == nullptr && activation_ == nullptr) return;
   const Place activation = saved_or_temporary(activation_, tokens_ * model_.intermediate);
@@ -224,10 +231,12 @@ void CudaLayer::backward_attention(const CudaGradientSlot& slot) const {
   store_column_sums(sums + dim, rows, dim, 2 * dim, slot.at(offset(TensorRole::k_norm)), context_.stream);
 }
 
-void CudaLayer::backward(uint16_t* hidden_gradient, const CudaGradientSlot& slot) const {
-  slot.zero_gaps(unit_, context_.stream);
-  backward_down(hidden_gradient, slot);
-  backward_block(gate_up_block(), hidden_gradient, slot);
+void CudaLayer::backward(LayerBlock block, uint16_t* hidden_gradient, const CudaGradientSlot& slot) const {
+  slot.zero_gaps(unit_, context_.stream, block);
+  if (block == LayerBlock::mlp) {
+    backward_down(hidden_gradient, slot);
+    return backward_block(gate_up_block(), hidden_gradient, slot);
+  }
   backward_output(hidden_gradient, slot);
   backward_attention(slot);
   backward_block(qkv_block(), hidden_gradient, slot);

@@ -28,10 +28,10 @@ class CudaLayer {
             ActivationPolicy policy, const CudaRopeTable& table, const MicroBatch& batch, const void* weights,
             const void* hidden_in, void* saved);
 
-  // Fills the saved area; hidden_out [tokens, hidden] may be null.
-  void forward(uint16_t* hidden_out) const;
-  // hidden_gradient: in = of the output, out = of the input. Overwrites the saved area.
-  void backward(uint16_t* hidden_gradient, const CudaGradientSlot& slot) const;
+  // One block; see Compute. hidden_out [tokens, hidden] may be null.
+  void forward(LayerBlock block, uint16_t* hidden_out) const;
+  // hidden_gradient: in = of the block's output, out = of its input.
+  void backward(LayerBlock block, uint16_t* hidden_gradient, const CudaGradientSlot& slot) const;
 
  private:
   // The block "projection of a norm": output = rms_norm(x) * matrix^T + bias.
@@ -72,6 +72,8 @@ class CudaLayer {
   RotatedHeads rotated_for_backward() const;
 
   void project(const NormedProjection& block) const;
+  void forward_attention() const;
+  void forward_mlp(uint16_t* hidden_out) const;
   // out = residual + input * matrix^T + bias
   void project_onto(const uint16_t* input, int64_t inputs, TensorRole matrix, TensorRole bias, bool has_bias,
                     const uint16_t* residual, uint16_t* out) const;
@@ -87,7 +89,7 @@ class CudaLayer {
   const CudaRopeTable& table_;
   const MicroBatch& batch_;
   const uint16_t* weights_;          // the unit's flat vector
-  const uint16_t* input_;            // [tokens, hidden]
+  const uint16_t* input_;            // [tokens, hidden]; null for the MLP block
   int64_t tokens_, queries_, keys_;  // queries = heads * head_dim, keys = kv_heads * head_dim
 
   // The saved tensors (SavedLayout); null: not saved.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <set>
 #include <tuple>
 
 #include "model/cost/activations.h"
@@ -39,6 +40,7 @@ TEST(StepGraph, DeliversReducesAndUpdatesEveryChunkOnRandomPlans) {
     ASSERT_EQ(check_deliveries(graph), "") << "seed " << seed;
     ASSERT_EQ(check_gradients(graph), "") << "seed " << seed;
     ASSERT_EQ(check_activations(graph), "") << "seed " << seed;
+    ASSERT_EQ(check_blocks(graph), "") << "seed " << seed;
   }
 }
 
@@ -91,13 +93,34 @@ TEST(StepGraph, CheckFindsMissingDelivery) {
   EXPECT_NE(check_deliveries(graph), "");
 }
 
+// Whatever is left out or comes in the wrong order.
+TEST(StepGraph, CheckFindsAMissingBlock) {
+  for (const TaskKind kind : {TaskKind::fwd, TaskKind::recompute, TaskKind::bwd}) {
+    for (const LayerBlock block : {LayerBlock::attention, LayerBlock::mlp}) {
+      RandomProblem problem(1);
+      const ActivationPolicy policy =
+          kind == TaskKind::recompute ? ActivationPolicy::recompute : ActivationPolicy::keep;
+      problem.plan.activation.assign(problem.plan.activation.size(), policy);
+      StepGraph graph = build(problem);
+      ASSERT_EQ(check_blocks(graph), "");
+      const auto task = std::ranges::find_if(
+          graph.tasks, [&](const Task& task) { return task.kind == kind && task.unit == 1 && task.block == block; });
+      ASSERT_NE(task, graph.tasks.end());
+      graph.tasks.erase(task);
+      EXPECT_NE(check_blocks(graph), "") << name(kind) << " " << name(block);
+    }
+  }
+}
+
 TEST(StepGraph, CheckFindsAnInputWrittenOver) {
   for (const TaskKind kind : {TaskKind::act_d2h, TaskKind::act_h2d, TaskKind::fwd, TaskKind::recompute}) {
     RandomProblem problem(1);
     problem.plan.activation.assign(problem.plan.activation.size(), ActivationPolicy::offload);
     StepGraph graph = build(problem);
-    const auto task = std::find_if(graph.tasks.begin(), graph.tasks.end(),
-                                   [&](const Task& task) { return task.kind == kind && task.unit == 1; });
+    const auto task = std::find_if(graph.tasks.begin(), graph.tasks.end(), [&](const Task& task) {
+      const bool writes = kind != TaskKind::fwd || task.block == LayerBlock::mlp;
+      return task.kind == kind && task.unit == 1 && writes;
+    });
     ASSERT_NE(task, graph.tasks.end());
     if (kind == TaskKind::recompute) {  // reads another buffer of the same size
       for (Access& access : task->accesses) {
@@ -182,6 +205,84 @@ TEST(StepGraph, PrefetchesTheNextLayer) {
         EXPECT_LE(before.unit, task.unit - 2) << graph.describe(dep);
       }
     }
+  }
+}
+
+// What happens before the task in its step, by dependencies and in-order lanes.
+std::set<TaskId> ancestors(const StepGraph& graph, TaskId of) {
+  std::map<TaskId, TaskId> before;  // on the same lane
+  for (size_t lane = 0; lane + 1 < graph.lanes.size(); ++lane) {
+    for (size_t i = 1; i < graph.lanes[lane].size(); ++i) before[graph.lanes[lane][i]] = graph.lanes[lane][i - 1];
+  }
+  std::set<TaskId> found;
+  std::vector<TaskId> left{of};
+  while (!left.empty()) {
+    const TaskId id = left.back();
+    left.pop_back();
+    std::vector<TaskId> next = graph.tasks[static_cast<size_t>(id)].deps;
+    if (before.contains(id)) next.push_back(before.at(id));
+    for (const TaskId dep : next) {
+      if (found.insert(dep).second) left.push_back(dep);
+    }
+  }
+  return found;
+}
+
+// A layer's blocks are waited for one by one: attention runs forward before the MLP's weights are there, for backward
+// it is the other way round, and the MLP's gradients leave while attention runs backward.
+TEST(StepGraph, BlocksWaitForTheirOwnChunksOnly) {
+  RandomProblem problem(1);
+  problem.model.layers = 6;
+  Plan& plan = problem.plan;
+  plan.activation.assign(6, ActivationPolicy::keep);
+  plan.ranks = plan.waves = 1;
+  plan.micro_batches = 2;
+  plan.delivery = Delivery::replicated;
+  plan.reduction = Reduction::cpu;
+  plan.accumulator = plan.wire = DType::fp32;
+  plan.update = UpdatePolicy::eager;
+  plan.landing_slots = 0;
+  plan.layer_slots = plan.gradient_slots = 2;
+  plan.chunk_elements = 2 * kBlockElements;
+  plan.model = problem.model.fingerprint();
+  problem.train.batch_rows = plan.batch_rows();
+  problem.train.max_grad_norm = 0;
+  const StepGraph graph = build(problem);
+  constexpr int kUnit = 2;  // neither in its slot at the turn nor the last to be computed
+  const int64_t middle = graph.layout.units[kUnit].range(LayerBlock::mlp).begin;
+  const auto task_of = [&](TaskKind kind, LayerBlock block, int m) {
+    const auto found = std::ranges::find_if(graph.tasks, [&](const Task& task) {
+      return task.kind == kind && task.unit == kUnit && task.block == block && task.micro_batch == m;
+    });
+    return static_cast<TaskId>(found - graph.tasks.begin());
+  };
+  const TaskId head =
+      static_cast<TaskId>(std::ranges::find(graph.tasks, TaskKind::head, &Task::kind) - graph.tasks.begin());
+  // Chunks of this delivery (of two) that the task waits for.
+  const auto delivered = [&](TaskId of, bool backward) {
+    std::vector<std::pair<int64_t, int64_t>> chunks;
+    for (const TaskId id : ancestors(graph, of)) {
+      const Task& task = graph.tasks[static_cast<size_t>(id)];
+      const bool copy = task.kind == TaskKind::h2d && task.unit == kUnit && (id > head) == backward;
+      if (copy) chunks.emplace_back(task.elements_begin, task.elements_begin + task.elements);
+    }
+    return chunks;
+  };
+  const auto forward = delivered(task_of(TaskKind::fwd, LayerBlock::attention, 0), false);
+  EXPECT_EQ(static_cast<int64_t>(forward.size()), ceil_div(middle, plan.chunk_elements));
+  for (const auto& [begin, end] : forward) EXPECT_LT(begin, middle);
+  const auto backward = delivered(task_of(TaskKind::bwd, LayerBlock::mlp, 0), true);
+  EXPECT_EQ(backward.size(), graph.chunks[kUnit].size() - static_cast<size_t>(middle / plan.chunk_elements));
+  for (const auto& [begin, end] : backward) EXPECT_GT(end, middle);
+
+  const TaskId mlp = task_of(TaskKind::bwd, LayerBlock::mlp, 1);
+  const TaskId attention = task_of(TaskKind::bwd, LayerBlock::attention, 1);
+  for (TaskId id = 0; id < static_cast<TaskId>(graph.tasks.size()); ++id) {
+    const Task& task = graph.tasks[static_cast<size_t>(id)];
+    if (task.kind != TaskKind::d2h || task.unit != kUnit || task.chunk < 0) continue;
+    const std::set<TaskId> before = ancestors(graph, id);
+    EXPECT_TRUE(before.contains(mlp));
+    EXPECT_EQ(before.contains(attention), task.elements_begin < middle) << graph.describe(id);
   }
 }
 

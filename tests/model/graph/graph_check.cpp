@@ -141,17 +141,20 @@ class Slots {
     const int64_t last = std::min(target.end, end(task.unit, list(task))) / 128;
     for (int64_t b = target.begin / 128; b < last; ++b) content.valid.insert(b);
   }
-  bool holds(const Task& task, const Access& range) {
+  bool holds(const Task& task, const Access& range) { return holds(range, task.unit, list(task)); }
+  bool holds(const Access& range, int unit, int list) {
     const Content& content = slots_[range.buffer];
-    const int64_t last = std::min(range.end, end(task.unit, list(task))) / 128;
+    const int64_t last = std::min(range.end, end(unit, list)) / 128;
     for (int64_t b = range.begin / 128; b < last; ++b) {
-      if (!content.is(task.unit, list(task)) || content.valid.count(b) == 0) return false;
+      if (!content.is(unit, list) || content.valid.count(b) == 0) return false;
     }
     return true;
   }
-  bool complete(BufferId slot, int unit, int list) {
-    const Content& content = slots_[slot];
-    return content.is(unit, list) && static_cast<int64_t>(content.valid.size()) == end(unit, list) / 128;
+  // What of the unit (or list) a compute task must read.
+  ElementRange wanted(const Task& task, int unit, int list) const {
+    if (list >= 0) return {0, end(unit, list)};
+    const ElementRange range = graph_.layout.units[static_cast<size_t>(unit)].range(task.block);
+    return {range.begin * 2, range.end * 2};
   }
 
  private:
@@ -202,7 +205,12 @@ std::string check_deliveries(const StepGraph& graph) {
       if (weights == nullptr) continue;
       const int unit = role == Role::vocabulary ? 0 : task.unit;
       const bool lookup = role == Role::weights && unit == 0 && graph.touched.capacity > 0;
-      if (!slots.complete(weights->buffer, unit, lookup ? task.wave : -1)) {
+      const int list = lookup ? task.wave : -1;
+      const ElementRange wanted = slots.wanted(task, unit, list);
+      if (weights->begin != wanted.begin || weights->end != wanted.end) {
+        return fmt::format("{} of unit {} reads other weights than its own", name(task.kind), unit);
+      }
+      if (!slots.holds(*weights, unit, list)) {
         return fmt::format("{} of unit {} reads a slot that does not hold all of it", name(task.kind), unit);
       }
     }

@@ -20,12 +20,16 @@ struct Conflict {
 // nor in-order lanes order; nullopt if there is none. Also reports a cycle (a task that happens before itself).
 std::optional<Conflict> find_unordered_conflict(const StepGraph& graph);
 
-// Empty if every compute task reads only weights that were delivered to its slot (all chunks, from all ranks' shards);
-// else what is wrong.
+// Empty if every compute task reads all weights of its unit, or its block's, and they were delivered to its slot (from
+// all ranks' shards); else what is wrong.
 std::string check_deliveries(const StepGraph& graph);
 // Empty if, in program order, every compute task and copy reads the hidden states of its own layer, micro-batch and
 // wave, and those of the layers that offload are on the host between forward and backward; else what is wrong.
 std::string check_activations(const StepGraph& graph);
+// Empty if, in program order, the blocks of every layer, micro-batch and wave run forward and backward (again forward
+// between, if the layer recomputes), each reads only what of the saved area has been written for it, and they give the
+// whole gradient; else what is wrong.
+std::string check_blocks(const StepGraph& graph);
 // Empty if every gradient group of every chunk lands once from every rank (or its shards once), and every chunk is
 // updated exactly once, after all of it has landed.
 std::string check_gradients(const StepGraph& graph);

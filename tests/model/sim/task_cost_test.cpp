@@ -154,6 +154,23 @@ TEST(TaskCost, KernelsHaveTheirClassesRate) {
   EXPECT_DOUBLE_EQ(model.cost(task).alone_s(), 0.5 + 0.5);
 }
 
+// A layer's kernels are measured as a whole: what they take beside flops is shared out to its blocks.
+TEST(TaskCost, BlocksTakeTogetherWhatTheLayerTakes) {
+  GraphMaker maker(1);
+  maker.compute(0, 2);
+  const StepGraph graph = maker.finish();
+  HardwareSpec machine = round_machine();
+  machine.kernels.launch_latency_s = 0.5;
+  machine.kernels.layer_fwd = {1, 1};
+  const CostModel model(graph, machine);
+  Task task = graph.tasks[0];
+  const double whole = model.cost(task).alone_s();
+  task.work.flops *= 0.25;
+  task.work.share = 0.25;
+  EXPECT_DOUBLE_EQ(model.cost(task).alone_s(), 0.25 * whole);
+  EXPECT_DOUBLE_EQ(model.cost(task).latency_s, 0.125);
+}
+
 TEST(TaskCost, CpuRanksDemandCores) {
   GraphMaker maker(2);
   maker.graph().plan.threads.compute_per_rank = 3;

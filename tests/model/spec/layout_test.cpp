@@ -117,6 +117,28 @@ TEST(Layout, ShapesOffsetsAndElements) {
   EXPECT_EQ(unit.elements, 4352);                      // 3904 + 414 = 4318 rounded up
 }
 
+// The two blocks meet at the norm between them, on a block's boundary, and hold all tensors.
+TEST(Layout, BlocksOfALayer) {
+  for (const ModelSpec& model : {odd_model(), full_model()}) {
+    const UnitLayout unit = make_layout(model).units[1];
+    const ElementRange whole = unit.range(LayerBlock::whole), attention = unit.range(LayerBlock::attention),
+                       mlp = unit.range(LayerBlock::mlp);
+    EXPECT_EQ(whole.begin, 0);
+    EXPECT_EQ(whole.end, unit.elements);
+    EXPECT_EQ(attention.begin, 0);
+    EXPECT_EQ(attention.end, mlp.begin);
+    EXPECT_EQ(mlp.begin % kBlockElements, 0);
+    EXPECT_EQ(mlp.end, unit.elements);
+    const std::set<Role> of_mlp{Role::post_norm, Role::gate_weight, Role::up_weight, Role::gate_bias,
+                                Role::up_bias,   Role::down_weight, Role::down_bias};
+    for (const TensorLayout& tensor : unit.tensors) {
+      const ElementRange own = of_mlp.contains(tensor.role) ? mlp : attention;
+      EXPECT_GE(tensor.offset, own.begin) << tensor.name;
+      EXPECT_LE(tensor.offset + tensor.elements, own.end) << tensor.name;
+    }
+  }
+}
+
 TEST(Layout, DecayOnlyOnMatrices) {
   const ModelLayout layout = make_layout(full_model());
   const std::set<Role> decayed{Role::embedding, Role::q_weight,  Role::k_weight,    Role::v_weight,   Role::o_weight,

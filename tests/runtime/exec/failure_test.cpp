@@ -68,15 +68,17 @@ class FaultyCompute final : public Compute {
       static_cast<float*>(gradients)[5] = std::numeric_limits<float>::quiet_NaN();
     }
   }
-  void layer_forward(int layer, const void* w, const MicroBatch& b, const void* in, void* saved, void* out) override {
+  void block_forward(LayerBlock block, int layer, const void* w, const MicroBatch& b, const void* in, void* saved,
+                     void* out) override {
     trip(Where::layer_forward);
-    real_->layer_forward(layer, w, b, in, saved, out);
+    real_->block_forward(block, layer, w, b, in, saved, out);
   }
-  void layer_backward(int layer, const void* w, const MicroBatch& b, const void* in, void* saved, void* hidden_gradient,
-                      void* gradients, bool first) override {
+  void block_backward(LayerBlock block, int layer, const void* w, const MicroBatch& b, const void* in, void* saved,
+                      void* hidden_gradient, void* gradients, bool first) override {
     trip(Where::layer_backward);
-    real_->layer_backward(layer, w, b, in, saved, hidden_gradient, gradients, first);
-    if (where_ == Where::nan && layer == 1 && --left_ == 0) {
+    real_->block_backward(block, layer, w, b, in, saved, hidden_gradient, gradients, first);
+    // In the input norm.
+    if (where_ == Where::nan && layer == 1 && block == LayerBlock::attention && --left_ == 0) {
       static_cast<float*>(gradients)[5] = std::numeric_limits<float>::quiet_NaN();
     }
   }

@@ -212,6 +212,44 @@ TEST_P(Layer, GapsOfTheGradientSlotAreZero) {
   EXPECT_GT(gaps, 0);
 }
 
+// A block works while the other block's weights are still on their way and its gradients are already being copied.
+TEST_P(Layer, ABlockTouchesItsOwnShareOnly) {
+  const ModelSpec& model = GetParam();
+  const TestBatch batch(model, kRows, kSeq, documents(), 7);
+  for (const ActivationPolicy policy : {ActivationPolicy::keep, ActivationPolicy::selective}) {
+    const Plan plan = plan_for(model, kRows, kSeq, 1, policy);
+    LayerRun whole(model, plan, batch);
+    whole.forward();
+    whole.backward();
+    LayerRun run(model, plan, batch);
+    const MicroBatch tokens = batch.micro_batch();
+    const auto weights_of = [&](LayerBlock block) {
+      const ElementRange range = run.unit.range(block);
+      Slot<uint16_t> weights(run.unit.elements);  // NaN where the block must not read
+      std::copy_n(run.weights.data() + range.begin, range.end - range.begin, weights.data() + range.begin);
+      return weights;
+    };
+    const Slot<uint16_t> attention = weights_of(LayerBlock::attention), mlp = weights_of(LayerBlock::mlp);
+    float* saved = run.saved.data();
+    run.compute->block_forward(LayerBlock::attention, 0, attention.data(), tokens, run.input.data(), saved, nullptr);
+    run.compute->block_forward(LayerBlock::mlp, 0, mlp.data(), tokens, nullptr, saved, run.output.data());
+    EXPECT_TRUE(same_bits(whole.output, run.output));
+
+    const int64_t middle = run.unit.range(LayerBlock::mlp).begin;
+    Slot<float> slots[2] = {Slot<float>(run.unit.elements), Slot<float>(run.unit.elements)};
+    run.compute->block_backward(LayerBlock::mlp, 0, mlp.data(), tokens, nullptr, saved, run.gradient.data(),
+                                slots[0].data(), true);
+    run.compute->block_backward(LayerBlock::attention, 0, attention.data(), tokens, run.input.data(), saved,
+                                run.gradient.data(), slots[1].data(), true);
+    EXPECT_TRUE(same_bits(whole.gradient, run.gradient));
+    for (int64_t i = 0; i < run.unit.elements; ++i) {
+      const int own = i < middle ? 1 : 0;
+      ASSERT_EQ(std::bit_cast<uint32_t>(slots[own].data()[i]), std::bit_cast<uint32_t>(whole.gradients.data()[i])) << i;
+      ASSERT_EQ(std::bit_cast<uint32_t>(slots[1 - own].data()[i]), 0xffffffffu) << i;  // as it was
+    }
+  }
+}
+
 TEST_P(Layer, Bf16SlotHoldsTheRoundedFp32Gradient) {
   const ModelSpec& model = GetParam();
   const TestBatch batch(model, kRows, kSeq, documents(), 7);

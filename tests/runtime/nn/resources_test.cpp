@@ -269,6 +269,15 @@ TEST(Flops, CountMatricesAndCausalAttention) {
   EXPECT_DOUBLE_EQ(layer_forward_flops(model, 3, 16), forward);
   EXPECT_DOUBLE_EQ(layer_backward_flops(model, 3, 16), 2 * forward);
   EXPECT_DOUBLE_EQ(head_flops(model, 48), 6.0 * 48 * 301 * 72);
+  const double mlp = 2.0 * 3 * 16 * 3.0 * 100 * 72;
+  EXPECT_DOUBLE_EQ(layer_forward_flops(model, 3, 16, LayerBlock::mlp), mlp);
+  EXPECT_DOUBLE_EQ(layer_forward_flops(model, 3, 16, LayerBlock::attention), forward - mlp);
+  EXPECT_DOUBLE_EQ(layer_backward_flops(model, 3, 16, LayerBlock::mlp), 2 * mlp);
+  for (const ActivationPolicy policy : {ActivationPolicy::selective, ActivationPolicy::recompute}) {
+    EXPECT_DOUBLE_EQ(formed_again_bytes(model, 48, DType::bf16, policy, LayerBlock::attention) +
+                         formed_again_bytes(model, 48, DType::bf16, policy, LayerBlock::mlp),
+                     formed_again_bytes(model, 48, DType::bf16, policy));
+  }
 }
 
 TEST(Flops, BackwardFormsAgainWhatItsPolicyDoesNotSave) {

@@ -232,6 +232,38 @@ TEST_P(CudaLayerTest, DeterministicGivesTheSameBitsTwiceAndUnderEveryPolicy) {
   }
 }
 
+// A block works while the other block's weights are still on their way and its gradients are already being copied.
+TEST_P(CudaLayerTest, ABlockTouchesItsOwnShareOnly) {
+  for (const ActivationPolicy policy : {ActivationPolicy::keep, ActivationPolicy::selective}) {
+    GpuLayer whole(GetParam().model, batch(), policy, /*deterministic=*/true);
+    whole.forward();
+    whole.backward();
+    GpuLayer run(GetParam().model, batch(), policy, /*deterministic=*/true);
+    const int64_t middle = run.unit.range(LayerBlock::mlp).begin, rest = run.unit.elements - middle;
+    at::Tensor attention = run.weights.clone(), mlp = run.weights.clone();  // all ones is NaN in bf16
+    attention.narrow(0, 2 * middle, 2 * rest).fill_(0xff);
+    mlp.narrow(0, 0, 2 * middle).fill_(0xff);
+    const MicroBatch tokens = run.batch.micro_batch();
+    CudaCompute& compute = *run.compute;
+    compute.block_forward(LayerBlock::attention, 0, attention.data_ptr(), tokens, run.input.data_ptr(),
+                          run.saved.data_ptr(), nullptr);
+    compute.block_forward(LayerBlock::mlp, 0, mlp.data_ptr(), tokens, nullptr, run.saved.data_ptr(),
+                          run.output.data_ptr());
+    EXPECT_TRUE(same_bits(whole.output, run.output));
+
+    at::Tensor of_mlp = at::full_like(run.gradients, 7.0), of_attention = at::full_like(run.gradients, 7.0);
+    compute.block_backward(LayerBlock::mlp, 0, mlp.data_ptr(), tokens, nullptr, run.saved.data_ptr(),
+                           run.gradient.data_ptr(), of_mlp.data_ptr(), true);
+    compute.block_backward(LayerBlock::attention, 0, attention.data_ptr(), tokens, run.input.data_ptr(),
+                           run.saved.data_ptr(), run.gradient.data_ptr(), of_attention.data_ptr(), true);
+    EXPECT_TRUE(same_bits(whole.gradient, run.gradient));
+    EXPECT_TRUE(at::equal(of_attention.narrow(0, 0, middle), whole.gradients.narrow(0, 0, middle)));
+    EXPECT_TRUE(at::equal(of_mlp.narrow(0, middle, rest), whole.gradients.narrow(0, middle, rest)));
+    EXPECT_TRUE(at::all(of_attention.narrow(0, middle, rest) == 7.0).item<bool>());
+    EXPECT_TRUE(at::all(of_mlp.narrow(0, 0, middle) == 7.0).item<bool>());
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, CudaLayerTest, testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
