@@ -9,7 +9,7 @@ namespace slidedp::nn {
 namespace {
 
 // Of these two blocks fit on a multiprocessor of Hopper, so that one writes its results while the other multiplies.
-// With larger tiles nothing multiplies meanwhile, which costs a product with a short inner dimension 3 to 8 % (H200 at
+// With larger tiles nothing multiplies meanwhile, which costs a product with a short inner dimension 3 to 7 % (H200 at
 // its power limit, tests/bench/gemm_algorithms.cpp). The library ranks them behind the larger ones, which move less.
 constexpr cublasLtMatmulTile_t kPairedTiles[] = {CUBLASLT_MATMUL_TILE_176x128, CUBLASLT_MATMUL_TILE_168x128,
                                                  CUBLASLT_MATMUL_TILE_128x160};
