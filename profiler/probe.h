@@ -29,8 +29,9 @@ struct ProbeContext {
   bool quick = false;
   // Buffers that stand for host state, in bytes: large, because smaller ones sit in the last-level cache.
   int64_t rolling_bytes = 0;
-  // Time that one probe may take, in seconds, shared among its measurements (kernels: a fixed multiple).
+  // Time that one probe may take in all rounds, in seconds, shared among its measurements (kernels: a fixed multiple).
   double probe_seconds = 0;
+  int rounds = 1;  // that all probes are repeated in, see add_round()
   const std::atomic<bool>* stop = nullptr;
 
   // Ranks are threads of this host, without devices of their own.
@@ -38,7 +39,7 @@ struct ProbeContext {
   // Memory of one rank. On the CPU backend it comes out of the host's own: without another wish, half of that is shared
   // among the ranks.
   int64_t rank_memory_bytes() const;
-  // A harness whose measurements share the probe's time.
+  // A harness whose measurements share the probe's time in one round.
   Harness harness(int measurements) const;
 };
 

@@ -48,9 +48,9 @@ Found fill_machine(const FillFacts& facts, Measured measured, HardwareSpec& spec
   spec.host.cores = static_cast<int>(value("cores"));
   spec.host.memory_bytes = value("host memory");
   spec.device.memory_bytes = value("device memory");
-  return {finding("host.cores", spec.host.cores, "", 0),
-          finding("host.memory_bytes", static_cast<double>(spec.host.memory_bytes), "B", 0),
-          finding("device.memory_bytes", static_cast<double>(spec.device.memory_bytes), "B", 0)};
+  return {fact("host.cores", spec.host.cores, ""),
+          fact("host.memory_bytes", static_cast<double>(spec.host.memory_bytes), "B"),
+          fact("device.memory_bytes", static_cast<double>(spec.device.memory_bytes), "B")};
 }
 
 Found fill_copy_h2d(const FillFacts&, Measured measured, HardwareSpec& spec) {
@@ -97,9 +97,9 @@ Found fill_broadcast(const FillFacts& facts, Measured measured, HardwareSpec& sp
 }
 
 Found fill_kernel_layer(const FillFacts&, Measured measured, HardwareSpec& spec) {
-  constexpr const char* kKey = "kernel.layer";
-  Found found = fill_kernel(measured, "forward", kKey, "kernels.layer_fwd", spec.kernels.layer_fwd);
-  Found backward = fill_kernel(measured, "backward", kKey, "kernels.layer_bwd", spec.kernels.layer_bwd);
+  Found found = fill_kernel(measured, "forward", "kernel.layer forward", "kernels.layer_fwd", spec.kernels.layer_fwd);
+  Found backward =
+      fill_kernel(measured, "backward", "kernel.layer backward", "kernels.layer_bwd", spec.kernels.layer_bwd);
   std::move(backward.begin(), backward.end(), std::back_inserter(found));
   return found;
 }
@@ -127,9 +127,9 @@ Found fill_launch_latency(const FillFacts&, Measured measured, HardwareSpec& spe
 Found fill_device_context(const FillFacts&, Measured measured, HardwareSpec& spec) {
   // Other shapes load other kernels, some MiB more.
   constexpr int64_t kGrain = int64_t{64} << 20;
-  const auto bytes = static_cast<int64_t>(find(measured, "context").repeats.front());
-  spec.device.context_bytes = round_up(bytes, kGrain);
-  return {finding("device.context_bytes", static_cast<double>(spec.device.context_bytes), "B", 0)};
+  const std::vector<double>& seen = find(measured, "context").repeats;
+  spec.device.context_bytes = round_up(static_cast<int64_t>(*std::max_element(seen.begin(), seen.end())), kGrain);
+  return {fact("device.context_bytes", static_cast<double>(spec.device.context_bytes), "B", kGrain / 2.0)};
 }
 
 }  // namespace slidedp

@@ -119,16 +119,18 @@ Found fill_host_contention(const FillFacts&, Measured measured, HardwareSpec& sp
   }
   const ContentionFit fit = fit_contention(samples, spec);
   spec = with_losses(spec, fit);
-  const auto add = [&](const char* field, double value) {
-    found.push_back(finding(field, value, "", 0));
-    found.back().spread = fmt::format("rates fit within {:.1f} % rms", 100 * fit.residual_rms_log);
-  };
+  const auto add = [&](const char* field, double value) { found.push_back(finding(field, value, "", 0)); };
   add("pcie.h2d_loss", fit.h2d_loss);
   add("pcie.d2h_loss", fit.d2h_loss);
   add("host.stream_loss_h2d", fit.stream_loss_h2d);
   add("host.stream_loss_d2h", fit.stream_loss_d2h);
+  FitSummary& summary = found.back().fit.emplace();
+  summary.what = "host.contention";
+  for (const ContentionSample& s : samples) summary.samples += int{s.running.h2d} + int{s.running.d2h} + 1;
+  summary.residual_rms_log = fit.residual_rms_log;
   constexpr double kMostResidual = 0.08;
   if (fit.residual_rms_log > kMostResidual) {
+    summary.structured = true;
     found.back().note = "host.contention: the losses describe the rates badly; was the machine idle otherwise?";
   }
   return found;

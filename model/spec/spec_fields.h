@@ -80,6 +80,61 @@ void fields(Visitor& visit, HostSpec& spec) {
 }
 
 template <typename Visitor>
+void fields(Visitor& visit, FieldError& error) {
+  visit.value("field", error.field);
+  visit.value("value", error.value, kNotNegative);
+  visit.value("probe", error.probe);
+}
+
+template <typename Visitor>
+void fields(Visitor& visit, FieldCorrelation& correlation) {
+  visit.value("first", correlation.first);
+  visit.value("second", correlation.second);
+  visit.value("value", correlation.value);
+}
+
+template <typename Visitor>
+void fields(Visitor& visit, FitQuality& quality) {
+  visit.value("fit", quality.fit);
+  visit.value("samples", quality.samples, kPositive);
+  visit.value("residual_rms", quality.residual_rms, kNotNegative);
+  visit.value("structured", quality.structured);
+  visit.value("deficient", quality.deficient);
+}
+
+template <typename Visitor>
+void fields(Visitor& visit, WaivedProbe& waived) {
+  visit.value("probe", waived.probe);
+  visit.value("reason", waived.reason);
+}
+
+template <typename Visitor>
+void fields(Visitor& visit, KindCorrection& correction) {
+  visit.value("kind", correction.kind);
+  visit.value("factor", correction.factor, kPositive);
+  visit.value("standard_error", correction.standard_error, kNotNegative);
+}
+
+template <typename Visitor>
+void fields(Visitor& visit, Uncertainty& uncertainty) {
+  visit.value("measured_at", uncertainty.measured_at);
+  visit.value("program_version", uncertainty.program_version);
+  visit.value("host", uncertainty.host);
+  visit.value("processor", uncertainty.processor);
+  visit.value("kernel", uncertainty.kernel);
+  visit.value("gpu", uncertainty.gpu);
+  visit.value("kernel_shapes", uncertainty.kernel_shapes);
+  visit.value("rounds", uncertainty.rounds, kPositive);
+  visit.value("quick", uncertainty.quick);
+  visit.list("standard_errors", uncertainty.standard_errors);
+  visit.list("correlations", uncertainty.correlations);
+  visit.list("fits", uncertainty.fits);
+  visit.list("waived", uncertainty.waived);
+  visit.value("notes", uncertainty.notes);
+  visit.list("corrections", uncertainty.corrections);
+}
+
+template <typename Visitor>
 void fields(Visitor& visit, HardwareSpec& spec) {
   visit.value("name", spec.name);
   visit.value("measured", spec.measured);
@@ -89,6 +144,7 @@ void fields(Visitor& visit, HardwareSpec& spec) {
   visit.section("collectives", spec.collectives);
   visit.section("kernels", spec.kernels);
   visit.section("host", spec.host);
+  visit.section_if(spec.uncertainty.known(), "uncertainty", spec.uncertainty);
 }
 
 template <typename Visitor>
