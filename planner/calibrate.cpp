@@ -36,8 +36,7 @@ std::string from_profile(const CalibrateOptions& options) {
   const std::vector<int64_t> ids = stored_profiles(file);
   if (ids.empty()) failf("{}: holds no profile yet.", file);
   ProfileRun run = load_profile(file, options.profile.value_or(ids.back()));
-  const HardwareSpec start = options.hardware.empty() ? empty_profile(run.machine, run.backend, run.ranks)
-                                                      : load_hardware_spec(options.hardware);
+  const HardwareSpec start = options.hardware.value_or(empty_profile(run.machine, run.backend, run.ranks));
   fit_profile(run, start);
   write_profile(run, options.out);
   return fmt::format("{}Profile {} of {} ({}, {}) fitted again and written to {}\n", notes_text(run),
@@ -54,8 +53,7 @@ std::string from_runs(const CalibrateOptions& options) {
     std::vector<LoggedRun> more = load_runs(file, model);
     std::move(more.begin(), more.end(), std::back_inserter(runs));
   }
-  const HardwareSpec hardware =
-      options.hardware.empty() ? runs.front().plan.hardware : load_hardware_spec(options.hardware);
+  const HardwareSpec hardware = options.hardware.value_or(runs.front().plan.hardware);
   const Recalibration result = recalibrate(runs, hardware);
   AtomicFile out(options.out);
   out.stream() << to_yaml(result.hardware);

@@ -7,13 +7,14 @@
 #include <string>
 #include <vector>
 
+#include "model/spec/hardware_spec.h"
+
 namespace slidedp {
 
 struct CalibrateOptions {
   std::vector<std::filesystem::path> databases;  // one profile database, or the logs of runs
   std::optional<int64_t> profile;                // of a profile database; the latest if not said
-  std::filesystem::path hardware;  // start; empty: the stored profile's own, or that of the first run's plan
-  std::filesystem::path model;     // for logs that do not hold their model's config
+  std::filesystem::path model;                   // for logs that do not hold their model's config
   std::filesystem::path out;
 };
 

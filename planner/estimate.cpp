@@ -77,12 +77,15 @@ class Estimate {
     const ActivationCounts counts = activation_counts(plan_);
     const double layer = kernel_s(layer_backward_flops(model, plan_.micro_batch_rows, plan_.seq), kernels().layer_bwd);
     const double again = kernel_s(layer_forward_flops(model, plan_.micro_batch_rows, plan_.seq), kernels().layer_fwd);
-    const double selective =
-        seconds(selective_backward_bytes(model, tokens, plan_.compute), kernels().elementwise_gbps * kGiga);
+    const auto formed_again_s = [&](ActivationPolicy policy) {
+      return seconds(formed_again_bytes(model, tokens, plan_.compute, policy), kernels().elementwise_gbps * kGiga);
+    };
     const double vocabulary = kernel_s(head_flops(model, tokens), kernels().head) +
                               kernel_s(embedding_backward_elements(model, tokens, false), kernels().embedding);
+    const double recompute = again + formed_again_s(ActivationPolicy::recompute);
+    const double selective = formed_again_s(ActivationPolicy::selective);
     const double compute =
-        plan_.micro_batches * (problem_.layout.layers * layer + (counts.recompute + counts.offload) * again +
+        plan_.micro_batches * (problem_.layout.layers * layer + (counts.recompute + counts.offload) * recompute +
                                counts.selective * selective + vocabulary);
     return slowed(compute) + (plan_.backend == "cpu" ? 0 : cast_s());
   }

@@ -9,6 +9,7 @@
 
 #include "model/base/atomic_file.h"
 #include "model/base/format.h"
+#include "model/spec/catalogue.h"
 #include "model/spec/overrides.h"
 #include "model/timeline/timeline.h"
 #include "planner/calibrate.h"
@@ -21,16 +22,22 @@ namespace slidedp {
 namespace {
 
 struct Arguments {
-  std::string model, hardware, train, out, device_memory, host_memory, trace;
+  std::string model, hardware, host, train, out, device_memory, host_memory, trace;
   std::vector<std::string> sets, pins, calibrate;
   int64_t profile = 0;  // 0: not said
   bool json = false;
+  int gpus = 1;
   int top = 10;
 };
 
 void declare(CLI::App& app, Arguments& arguments) {
   app.add_option("--model", arguments.model, "Hugging Face directory or config.json");
-  app.add_option("--hardware", arguments.hardware, "Hardware profile, YAML (slidedp-profile writes one)");
+  app.add_option("--hardware", arguments.hardware,
+                 "Hardware profile, YAML (slidedp-profile writes one), or with --host a GPU's public figures");
+  app.add_option("--host", arguments.host, "Host of the catalogue that holds the GPUs, YAML");
+  app.add_option("--gpus", arguments.gpus, "With --host: how many GPUs (default: 1)")
+      ->needs("--host")
+      ->check(CLI::PositiveNumber);
   app.add_option("--train", arguments.train, "Training spec, YAML");
   app.add_option("--out", arguments.out, "Plan (with --calibrate: hardware profile) to write, YAML")->required();
   app.add_option("--gpu-memory", arguments.device_memory, "Budget per GPU, such as 22GiB (default: the profile's)");
@@ -40,14 +47,25 @@ void declare(CLI::App& app, Arguments& arguments) {
   app.add_option("--pin", arguments.pins, "field=value: fix a field of the plan")->allow_extra_args(false);
   app.add_flag("--json", arguments.json, "Print one JSON object instead of tables");
   app.add_option("--trace", arguments.trace, "Write the predicted timeline of the best plan, Perfetto JSON");
-  app.add_option("--calibrate", arguments.calibrate,
-                 "Make a hardware profile instead of a plan: from the samples of a profile database (slidedp-profile "
-                 "--db), or from the logs of runs (run.db), which correct --hardware or the profile they were planned "
-                 "with")
-      ->expected(1, 1000);
-  app.add_option("--profile", arguments.profile, "Which profile of a database to --calibrate (default: the latest)")
-      ->check(CLI::PositiveNumber);
   app.add_option("--top", arguments.top, "Candidates to print")->check(CLI::Range(1, 100));
+  CLI::Option* calibrate =
+      app.add_option("--calibrate", arguments.calibrate,
+                     "Make a hardware profile instead of a plan: from the samples of a profile database "
+                     "(slidedp-profile --db), or from the logs of runs (run.db), which correct --hardware or the "
+                     "profile they were planned with")
+          ->expected(1, 1000);
+  for (const char* other :
+       {"--train", "--set", "--pin", "--json", "--trace", "--top", "--gpu-memory", "--host-memory"}) {
+    calibrate->excludes(app.get_option(other));
+  }
+  app.add_option("--profile", arguments.profile, "Which profile of a database to --calibrate (default: the latest)")
+      ->needs(calibrate)
+      ->check(CLI::PositiveNumber);
+}
+
+HardwareSpec load_machine(const Arguments& arguments) {
+  if (arguments.host.empty()) return load_hardware_spec(arguments.hardware);
+  return compose_hardware(load_catalogue_gpu(arguments.hardware), load_catalogue_host(arguments.host), arguments.gpus);
 }
 
 // The budgets given take the place of the profile's memory sizes, also in the plan file: what runs the plan enforces
@@ -68,7 +86,7 @@ PlanForecast forecast(const SearchResult& result, const TrainSpec& train) {
 }
 
 void check_out(const Arguments& arguments) {
-  for (const std::string& input : {arguments.model, arguments.hardware, arguments.train}) {
+  for (const std::string& input : {arguments.model, arguments.hardware, arguments.host, arguments.train}) {
     std::error_code ignored;
     if (std::filesystem::equivalent(input, arguments.out, ignored)) {
       failf("--out {} is an input of this command; choose another name", arguments.out);
@@ -79,7 +97,7 @@ void check_out(const Arguments& arguments) {
 int make_plan(const Arguments& arguments) {
   check_out(arguments);
   const ModelSpec model = load_model_spec(arguments.model);
-  HardwareSpec hardware = load_hardware_spec(arguments.hardware);
+  HardwareSpec hardware = load_machine(arguments);
   TrainSpec train = load_train_spec(arguments.train);
   for (const std::string& assignment : arguments.sets) apply_set(assignment, hardware, train);
   Pins pins;
@@ -113,7 +131,6 @@ int make_plan(const Arguments& arguments) {
 
 void check_required(const Arguments& arguments) {
   if (!arguments.calibrate.empty()) return;
-  if (arguments.profile > 0) throw CLI::RequiredError("--profile: --calibrate");
   for (const auto& [name, value] :
        {std::pair("--model", &arguments.model), std::pair("--hardware", &arguments.hardware),
         std::pair("--train", &arguments.train)}) {
@@ -122,10 +139,11 @@ void check_required(const Arguments& arguments) {
 }
 
 int make_profile(const Arguments& arguments) {
+  check_out(arguments);
   CalibrateOptions options;
   options.databases.assign(arguments.calibrate.begin(), arguments.calibrate.end());
   if (arguments.profile > 0) options.profile = arguments.profile;
-  options.hardware = arguments.hardware;
+  if (!arguments.hardware.empty()) options.hardware = load_machine(arguments);
   options.model = arguments.model;
   options.out = arguments.out;
   fmt::print("{}", calibrate(options));

@@ -64,8 +64,8 @@ void waive_for(ProbeOutcome& outcome, const std::exception& error);  // rethrows
 void fit_outcome(ProbeOutcome& outcome, const FillFacts& facts, HardwareSpec& spec, const FillOfProbe& fill);
 
 // Fits all samples of the run: its spec, with uncertainties, and findings. `start` holds the values of what was not
-// measured. A value's standard error is the larger of what the scatter of its repeats predicts and what rounds differ by
-// (jackknife over rounds, of the whole way from samples to profile), and at least a floor.
+// measured. A value's standard error is the larger of what the scatter of its repeats predicts and what rounds differ
+// by (jackknife over rounds, of the whole way from samples to profile), and at least a floor.
 void fit_profile(ProfileRun& run, const HardwareSpec& start, const FillOfProbe& fill = fill_fields);
 
 // "2026-01-31 12:00:00 UTC"

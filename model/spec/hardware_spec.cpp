@@ -68,7 +68,12 @@ std::vector<NamedValue> named_values(const HardwareSpec& spec) {
 }
 
 HardwareSpec load_hardware_spec(const std::filesystem::path& file) {
-  return read_yaml<HardwareSpec>(file, kHardwareSchema, check_hardware);
+  return read_yaml<HardwareSpec>(
+      file, kHardwareSchema, check_hardware,
+      {{kGpuSchema, "this file describes a GPU only: add its host with --host, such as those in configs/hardware/host"},
+       {kHostSchema,
+        "this file describes a host only: give it with --host, and a GPU's file, such as those in "
+        "configs/hardware/gpu, with --hardware"}});
 }
 
 std::string to_yaml(const HardwareSpec& spec) { return write_yaml(spec, kHardwareSchema); }

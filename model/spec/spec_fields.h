@@ -1,6 +1,7 @@
 // The YAML keys of every spec, each listed once (see yaml_reader.h). Internal to model/spec.
 #pragma once
 
+#include "model/spec/catalogue.h"
 #include "model/spec/hardware_spec.h"
 #include "model/spec/plan.h"
 #include "model/spec/train_spec.h"
@@ -9,6 +10,8 @@
 namespace slidedp {
 
 inline constexpr const char* kHardwareSchema = "slidedp.hardware/1";
+inline constexpr const char* kGpuSchema = "slidedp.gpu/1";
+inline constexpr const char* kHostSchema = "slidedp.host/1";
 inline constexpr const char* kTrainSchema = "slidedp.train/1";
 inline constexpr const char* kPlanSchema = "slidedp.plan/1";
 
@@ -145,6 +148,33 @@ void fields(Visitor& visit, HardwareSpec& spec) {
   visit.section("kernels", spec.kernels);
   visit.section("host", spec.host);
   visit.section_if(spec.uncertainty.known(), "uncertainty", spec.uncertainty);
+}
+
+template <typename Visitor>
+void fields(Visitor& visit, CatalogueGpu& gpu) {
+  visit.value("name", gpu.name);
+  visit.value("memory_bytes", gpu.memory_bytes, kBytes);
+  visit.value("memory_gbps", gpu.memory_gbps, kPositive);
+  visit.value("bf16_tflops", gpu.bf16_tflops, kPositive);
+  visit.value("half_rate_tensor_cores", gpu.half_rate_tensor_cores, kAny.or_default());
+  visit.value("pcie_generation", gpu.pcie_generation, kPositive);
+  visit.value("pcie_lanes", gpu.pcie_lanes, kPositive.or_default());
+  visit.value("nvlink_gbps", gpu.nvlink_gbps, kNotNegative.or_default());
+  visit.value("nvlink_gpus", gpu.nvlink_gpus, kNotNegative.or_default());
+  visit.value("c2c_gbps", gpu.c2c_gbps, kNotNegative.or_default());
+}
+
+template <typename Visitor>
+void fields(Visitor& visit, CatalogueHost& host) {
+  visit.value("name", host.name);
+  visit.value("cores", host.cores, kPositive);
+  visit.value("memory_bytes", host.memory_bytes, kBytes);
+  visit.value("memory_channels", host.memory_channels, kPositive);
+  visit.value("channel_bytes", host.channel_bytes, kPositive.or_default());
+  visit.value("memory_mtps", host.memory_mtps, kPositive);
+  visit.value("pcie_generation", host.pcie_generation, kPositive);
+  visit.value("pcie_lanes", host.pcie_lanes, kPositive);
+  visit.value("c2c_gpus", host.c2c_gpus, kNotNegative.or_default());
 }
 
 template <typename Visitor>

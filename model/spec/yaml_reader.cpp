@@ -303,15 +303,16 @@ std::string Writer::finish() {
   return std::string(out_.c_str()) + "\n";
 }
 
-YAML::Node load_yaml(const std::filesystem::path& file, const std::string& schema) {
+YAML::Node load_yaml(const std::filesystem::path& file, const std::string& schema, const SchemaAdvice& advice) {
   std::error_code ignored;
   std::ifstream stream(file);
   if (!stream || std::filesystem::is_directory(file, ignored)) failf("{}: cannot open this file", file.string());
   const std::string text{std::istreambuf_iterator<char>(stream), {}};
-  return parse_yaml(text, file.string(), schema);
+  return parse_yaml(text, file.string(), schema, advice);
 }
 
-YAML::Node parse_yaml(const std::string& text, const std::string& source, const std::string& schema) {
+YAML::Node parse_yaml(const std::string& text, const std::string& source, const std::string& schema,
+                      const SchemaAdvice& advice) {
   std::vector<YAML::Node> documents;
   try {
     documents = YAML::LoadAll(text);
@@ -326,8 +327,10 @@ YAML::Node parse_yaml(const std::string& text, const std::string& source, const 
     failf("{}:1: key \"schema\" is missing; this program reads schema: {}", source, schema);
   }
   if (!found.IsScalar() || found.Scalar() != schema) {
-    failf("{}:{}: schema is \"{}\", but this program reads \"{}\" here", source, line_of(found.Mark()),
-          found.IsScalar() ? found.Scalar() : "a list or mapping", schema);
+    const std::string text = found.IsScalar() ? found.Scalar() : "a list or mapping";
+    const auto known = advice.find(text);
+    failf("{}:{}: schema is \"{}\", but this program reads \"{}\" here{}", source, line_of(found.Mark()), text, schema,
+          known == advice.end() ? "" : "; " + known->second);
   }
   return root;
 }

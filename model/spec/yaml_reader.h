@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -212,10 +213,14 @@ class AssignmentTable {
   std::string prefix_;
 };
 
+// What to do about a file of another schema than the one wanted, by the schema found.
+using SchemaAdvice = std::map<std::string, std::string>;
+
 // The root mapping of the file, whose `schema` key must be `schema`.
-YAML::Node load_yaml(const std::filesystem::path& file, const std::string& schema);
+YAML::Node load_yaml(const std::filesystem::path& file, const std::string& schema, const SchemaAdvice& advice = {});
 // The same of a file's text; errors name `source`.
-YAML::Node parse_yaml(const std::string& text, const std::string& source, const std::string& schema);
+YAML::Node parse_yaml(const std::string& text, const std::string& source, const std::string& schema,
+                      const SchemaAdvice& advice = {});
 
 // What is wrong with a combination of keys: the dotted path of the key to blame, and the rest of the sentence.
 struct Problem {
@@ -236,8 +241,9 @@ Spec read_yaml(const YAML::Node& root, const std::string& source, Check check) {
 }
 
 template <typename Spec, typename Check>
-Spec read_yaml(const std::filesystem::path& file, const std::string& schema, Check check) {
-  return read_yaml<Spec>(load_yaml(file, schema), file.string(), check);
+Spec read_yaml(const std::filesystem::path& file, const std::string& schema, Check check,
+               const SchemaAdvice& advice = {}) {
+  return read_yaml<Spec>(load_yaml(file, schema, advice), file.string(), check);
 }
 
 template <typename Spec>
