@@ -12,7 +12,7 @@
 #include "model/calibration/profile_record.h"
 #include "tests/support/synthetic_profile.h"
 
-namespace slidedp::testing {
+namespace slidedp::test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -77,8 +77,8 @@ TEST(ProfileFit, RecoversTheMachineWithinItsErrors) {
 }
 
 TEST(ProfileFit, RoundsThatDifferWidenTheErrors) {
-  // Repeats agree within 0.1 %, rounds within 4 %. An estimate from three rounds is within a factor of five of the truth
-  // in 98 % of all cases; four of five fields suffice.
+  // Repeats agree within 0.1 %, rounds within 4 %. An estimate from three rounds is within a factor of five of the
+  // truth in 98 % of all cases; four of five fields suffice.
   const HardwareSpec spec = fitted({0.001, 0.04, 0, 0}, 3);
   int wide = 0;
   for (const char* field : {"pcie.duplex_gbps", "host.norm_elements_per_s", "kernels.elementwise_gbps",
@@ -181,4 +181,4 @@ TEST(ProfileDiff, RefusesProfilesWithoutUncertaintiesAndSaysWhatDiffers) {
 }
 
 }  // namespace
-}  // namespace slidedp::testing
+}  // namespace slidedp::test
