@@ -109,7 +109,7 @@ LoggedRun run_on(const HardwareSpec& machine, const std::string& name, int steps
 HardwareSpec wrong_profile() {
   HardwareSpec spec = truth();
   spec.kernels.layer_fwd.peak_gflops *= 1.25;
-  spec.kernels.layer_bwd.peak_gflops *= 0.8;
+  spec.kernels.layer_bwd.peak_gflops *= 1.2;
   spec.pcie.h2d.gbps *= 1.15;
   spec.pcie.root_h2d_gbps *= 1.15;
   spec.host.adam_elements_per_s *= 1.3;
@@ -133,17 +133,16 @@ TEST(Recalibrate, FindsWhatWasWrongAndJudgesItOnAnotherRun) {
   // The prior, 25 %, against the simulator's own 2 %: a correction of 30 % is made to within 0.3 %, and the noise of
   // the medians is another 0.4 %. Four standard deviations.
   EXPECT_NEAR(groups.at(RateGroup::layer_forward).factor, 1 / 1.25, 0.02);
-  EXPECT_NEAR(groups.at(RateGroup::layer_backward).factor, 1 / 0.8, 0.02);
+  EXPECT_NEAR(groups.at(RateGroup::layer_backward).factor, 1 / 1.2, 0.02);
   EXPECT_NEAR(groups.at(RateGroup::h2d).factor, 1 / 1.15, 0.02);
   EXPECT_NEAR(groups.at(RateGroup::norm).factor, 1 / 0.75, 0.03);
   EXPECT_NEAR(groups.at(RateGroup::head).factor, 1, 0.02);
-  EXPECT_GT(groups.at(RateGroup::update).error_before, -1);
   for (const auto& [group, correction] : groups) {
     EXPECT_LT(std::abs(correction.error_after), 0.03) << name(group);
     EXPECT_GT(correction.standard_error, 0) << name(group);
   }
   EXPECT_GT(std::abs(groups.at(RateGroup::layer_forward).error_before), 0.15);
-  EXPECT_GT(std::abs(result.step_error_before), 0.03);
+  EXPECT_GT(std::abs(result.step_error_before), 0.08);
   EXPECT_LT(std::abs(result.step_error_after), 0.015);
   EXPECT_NEAR(result.hardware.kernels.layer_fwd.peak_gflops / truth().kernels.layer_fwd.peak_gflops, 1, 0.02);
   EXPECT_EQ(result.hardware.kernels.layer_fwd.half_gflop, truth().kernels.layer_fwd.half_gflop);
