@@ -1,6 +1,7 @@
 #include "model/sim/fair_share.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace slidedp {
 
@@ -13,7 +14,8 @@ double Resource::least_capacity() const {
 FairShare::FairShare(std::span<const Resource> resources) : states_(resources.size()) {
   for (const Resource& resource : resources) {
     for (const Loss& loss : resource.losses) {
-      effects_.push_back({static_cast<ResourceId>(full_.size()), loss.beside, loss.share * resource.capacity});
+      effects_.push_back(
+          {static_cast<ResourceId>(full_.size()), loss.beside, loss.share * resource.capacity, loss.exponent});
     }
     full_.push_back(resource.capacity);
   }
@@ -29,7 +31,9 @@ void FairShare::reduce_capacities() {
   for (const Effect& effect : effects_) {
     const auto by = static_cast<size_t>(effect.by);
     if (states_[by].users == 0) continue;
-    capacities_[static_cast<size_t>(effect.on)] -= effect.most * std::min(1.0, states_[by].rising / full_[by]);
+    const double part = std::min(1.0, states_[by].rising / full_[by]);
+    const double felt = part == 1 || effect.exponent == 1 ? part : std::pow(part, effect.exponent);
+    capacities_[static_cast<size_t>(effect.on)] -= effect.most * felt;
   }
 }
 

@@ -9,11 +9,12 @@ namespace slidedp {
 
 using ResourceId = int;
 
-// While tasks run that want all of another resource, a share of the capacity is lost; while they want less of it, so
-// much less. What they want is what they would take at full speed.
+// While tasks run that want all of another resource, a share of the capacity is lost; while they want a part of it,
+// share * part ^ exponent. What they want is what they would take at full speed.
 struct Loss {
   ResourceId beside;
   double share;
+  double exponent = 1;  // > 0; above 1 little is lost to a resource that is far from full
 };
 
 // A shared thing with a capacity, in units per second.
@@ -51,6 +52,7 @@ class FairShare {
   struct Effect {
     ResourceId on, by;
     double most;  // lost of `on`'s capacity
+    double exponent;
   };
   void reduce_capacities();
   void settle(std::span<const Load> loads, double speed);

@@ -44,19 +44,22 @@ CostModel::CostModel(const StepGraph& graph, const HardwareSpec& hardware)
     : graph_(&graph), hardware_(hardware), cpu_backend_(hardware.device.backend == "cpu") {
   const PcieSpec& pcie = hardware_.pcie;
   const HostSpec& host = hardware_.host;
+  const double exponent = host.loss_exponent;
   resources_ = {{"root h2d", pcie.root_h2d_gbps * kGiga},
                 {"root d2h", pcie.root_d2h_gbps * kGiga},
                 {"host DRAM", host.dram_gbps * kGiga},
                 {"CPU streaming", host.cpu_stream_gbps * kGiga,
-                 losses({{id(Shared::root_h2d), host.stream_loss_h2d}, {id(Shared::root_d2h), host.stream_loss_d2h}})},
+                 losses({{id(Shared::root_h2d), host.stream_loss_h2d, exponent},
+                         {id(Shared::root_d2h), host.stream_loss_d2h, exponent}})},
                 {"CPU cores", static_cast<double>(host.cores)}};
   for (int rank = 0; rank < graph.ranks(); ++rank) {
     resources_.push_back({fmt::format("rank {} compute units", rank), 1.0});
     resources_.push_back({fmt::format("rank {} h2d link", rank), pcie.h2d.gbps * kGiga,
-                          losses({{id(Shared::cpu_stream), pcie.h2d_loss}})});
+                          losses({{id(Shared::cpu_stream), pcie.h2d_loss, exponent}})});
     resources_.push_back({fmt::format("rank {} d2h link", rank), pcie.d2h.gbps * kGiga,
-                          losses({{id(Shared::cpu_stream), pcie.d2h_loss}})});
-    resources_.push_back({fmt::format("rank {} duplex link", rank), pcie.duplex_gbps * kGiga});
+                          losses({{id(Shared::cpu_stream), pcie.d2h_loss, exponent}})});
+    resources_.push_back({fmt::format("rank {} duplex link", rank), pcie.duplex_gbps * kGiga,
+                          losses({{id(Shared::cpu_stream), pcie.duplex_loss, exponent}})});
   }
 }
 

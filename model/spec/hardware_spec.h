@@ -30,9 +30,10 @@ struct PcieSpec {
   LinkRate h2d, d2h;                            // one rank alone, one direction
   double duplex_gbps = 0;                       // one rank, both directions at once, sum
   double root_h2d_gbps = 0, root_d2h_gbps = 0;  // all ranks at once, sum over ranks
-  // Parts of h2d.gbps and d2h.gbps that are lost while the CPU's cores stream all that they can (cpu_stream_gbps);
-  // beside cores that stream a share of it, that share of the loss. 0: not measured.
-  double h2d_loss = 0, d2h_loss = 0;
+  // Parts of h2d.gbps, d2h.gbps and duplex_gbps that are lost while the CPU's cores stream all that they can
+  // (host.cpu_stream_gbps); beside cores that stream a share s of it, s ^ host.loss_exponent of the loss. 0: not
+  // measured.
+  double h2d_loss = 0, d2h_loss = 0, duplex_loss = 0;
   bool operator==(const PcieSpec&) const = default;
 };
 
@@ -70,8 +71,10 @@ struct HostSpec {
   // bytes at Adam's rate.
   double split_weights_elements_per_s = 0, split_moments_elements_per_s = 0;
   // Parts of cpu_stream_gbps that are lost while copies in one direction run at root_h2d_gbps or root_d2h_gbps; beside
-  // slower copies, their share of it. Both directions add. 0: not measured.
+  // copies at a share s of that, s ^ loss_exponent of it. Both directions add. 0: not measured.
   double stream_loss_h2d = 0, stream_loss_d2h = 0;
+  // How a loss, here and in pcie, grows with what it is lost to: 1 in proportion; larger, late and then steeply.
+  double loss_exponent = 1;
   bool operator==(const HostSpec&) const = default;
 
   // Elements per second of one worker thread in an update or one part of it.

@@ -59,6 +59,10 @@ TEST(FairShare, ALoadedResourceTakesCapacityFromAnother) {
   EXPECT_DOUBLE_EQ(speeds_on(resources, {link, link, {{1, 4}}})[1], 0.4);       // 8 of 10 for two that want 10 each
   EXPECT_EQ(speeds_on(resources, {link, {{1, 8}}})[1], 1);                      // nothing is lost the other way
   EXPECT_DOUBLE_EQ(resources[0].least_capacity(), 4);
+  // Late and steeply: half of what is wanted costs an eighth of the loss, all of it all.
+  const std::vector<Resource> late{{"link", 10, {{1, 0.4, 3}}}, {"a", 8}};
+  EXPECT_DOUBLE_EQ(speeds_on(late, {link, {{1, 4}}})[0], 1 - 0.4 / 8);
+  EXPECT_DOUBLE_EQ(speeds_on(late, {link, {{1, 8}}})[0], 0.6);
   // What was lost is there again when the others have gone.
   FairShare sharing(resources);
   const std::vector<Load> busy{{1, 8}};
