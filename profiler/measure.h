@@ -3,26 +3,11 @@
 
 #include <atomic>
 #include <functional>
-#include <map>
-#include <span>
-#include <string>
 #include <vector>
 
+#include "model/calibration/measurement.h"
+
 namespace slidedp {
-
-// One measured quantity at one setting of a probe's parameters, with every repeat.
-struct Measurement {
-  std::string value_name;  // "seconds", "forward", "cores"
-  std::string unit;        // "s", "B", "1"
-  std::map<std::string, double> parameters;
-  std::vector<double> repeats;  // in the order taken, warm-up excluded
-  bool steady = true;           // false: the time limit ended it first
-};
-
-double median(std::span<const double> values);  // of at least one value
-// Half-width of the median's error bar over the median: 1.57 * (interquartile range) / sqrt(n) / median.
-// Source: McGill, Tukey, Larsen 1978 ("notches" of box plots, about 95 %).
-double relative_error(std::span<const double> values);
 
 struct HarnessSettings {
   int warm_up = 1;

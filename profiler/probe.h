@@ -9,8 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "model/calibration/fit.h"
-#include "model/spec/hardware_spec.h"
+#include "model/calibration/fills.h"
 #include "model/spec/model_spec.h"
 #include "profiler/measure.h"
 
@@ -43,15 +42,6 @@ struct ProbeContext {
   Harness harness(int measurements) const;
 };
 
-// A value that went into the hardware profile.
-struct Finding {
-  std::string field;  // YAML path
-  double value = 0;
-  std::string text;    // for people: "9.81 GB/s"
-  std::string spread;  // for people: "se 0.8 %", "+- 1.2 %"
-  std::string note;    // a warning in one sentence; mostly empty
-};
-
 class Probe {
  public:
   virtual ~Probe() = default;
@@ -60,22 +50,11 @@ class Probe {
   // Why this machine cannot be asked (then run() is not called); nullopt when it can.
   virtual std::optional<std::string> waived(const ProbeContext&) const { return std::nullopt; }
   virtual std::vector<Measurement> run(const ProbeContext&) const = 0;
-  // Turns measurements into fields of the profile. `spec` holds what earlier probes found: caps that several probes
-  // touch are only ever raised.
-  virtual std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement>, HardwareSpec& spec) const = 0;
+  // Turns the samples into fields of the profile, see fills.h.
+  virtual std::vector<Finding> fill(const FillFacts& facts, std::span<const Measurement> measured,
+                                    HardwareSpec& spec) const {
+    return fill_fields(key(), facts, measured, spec);
+  }
 };
-
-// Helpers for fill().
-// Those of one value name, in order.
-std::vector<const Measurement*> select(std::span<const Measurement>, const std::string& value_name);
-// The only measurement with this name and these parameters (others may differ); throws std::logic_error if none.
-const Measurement& find(std::span<const Measurement>, const std::string& value_name,
-                        const std::map<std::string, double>& parameters = {});
-// Every repeat as (parameter `work`, seconds).
-std::vector<FitSample> fit_samples(std::span<const Measurement* const>, const std::string& work);
-Finding finding(const std::string& field, double value, const std::string& unit, double relative_spread);
-// Findings of a fitted link or kernel, fields PREFIX.latency_s and PREFIX.gbps or PREFIX.peak_gflops and .half_gflop.
-std::vector<Finding> findings(const std::string& prefix, const LinkFit&);
-std::vector<Finding> findings(const std::string& prefix, const KernelFit&);
 
 }  // namespace slidedp

@@ -44,27 +44,6 @@ class AdamProbe final : public Probe {
     }
     return result;
   }
-
-  std::vector<Finding> fill(const ProbeContext& context, std::span<const Measurement> measured,
-                            HardwareSpec& spec) const override {
-    const auto rate = [](const Measurement& m) { return m.parameters.at("elements") / median(m.repeats); };
-    const Measurement& alone = find(measured, "seconds", {{"threads", 1}});
-    const Measurement& together = find(measured, "seconds", {{"threads", context.cores}});
-    HostSpec& host = spec.host;
-    host.adam_elements_per_s = rate(alone);
-    std::vector<Finding> found{
-        finding("host.adam_elements_per_s", host.adam_elements_per_s, "elements/s", relative_error(alone.repeats))};
-    const double traffic_gbps = rate(together) * kAdamBytes / 1e9;
-    if (traffic_gbps > host.cpu_stream_gbps) {
-      host.cpu_stream_gbps = traffic_gbps;
-      found.push_back(finding("host.cpu_stream_gbps", traffic_gbps, "GB/s", relative_error(together.repeats)));
-    }
-    if (traffic_gbps > host.dram_gbps) {
-      host.dram_gbps = traffic_gbps;
-      found.push_back(finding("host.dram_gbps", traffic_gbps, "GB/s", relative_error(together.repeats)));
-    }
-    return found;
-  }
 };
 
 class SplitProbe final : public Probe {
@@ -94,19 +73,6 @@ class SplitProbe final : public Probe {
     });
   }
 
-  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
-                            HardwareSpec& spec) const override {
-    std::vector<Finding> found;
-    const auto take = [&](UpdatePart part, double& rate, const std::string& field) {
-      const Measurement& m = find(measured, "seconds", {{"part", part_number(part)}});
-      rate = m.parameters.at("elements") / median(m.repeats);
-      found.push_back(finding(field, rate, "elements/s", relative_error(m.repeats)));
-    };
-    take(UpdatePart::weights, spec.host.split_weights_elements_per_s, "host.split_weights_elements_per_s");
-    take(UpdatePart::moments, spec.host.split_moments_elements_per_s, "host.split_moments_elements_per_s");
-    return found;
-  }
-
  private:
   static constexpr std::array<UpdatePart, 2> kParts{UpdatePart::weights, UpdatePart::moments};
   static double part_number(UpdatePart part) { return static_cast<double>(part); }
@@ -129,14 +95,6 @@ class NormProbe final : public Probe {
       const void* source = gradient.next(count * kWireBytes);
       return seconds_together(1, [&](int) { block_square_sums({{&source, 1}, 1, DType::bf16}, count, sums); });
     })};
-  }
-
-  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
-                            HardwareSpec& spec) const override {
-    const Measurement& m = find(measured, "seconds");
-    spec.host.norm_elements_per_s = m.parameters.at("elements") / median(m.repeats);
-    return {
-        finding("host.norm_elements_per_s", spec.host.norm_elements_per_s, "elements/s", relative_error(m.repeats))};
   }
 };
 
@@ -166,28 +124,6 @@ class SourcesProbe final : public Probe {
       }
       return seconds;
     });
-  }
-
-  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
-                            HardwareSpec& spec) const override {
-    const Measurement& one = find(measured, "seconds", {{"sources", 1}});
-    const Measurement& four = find(measured, "seconds", {{"sources", 4}});
-    std::vector<double> further;
-    for (size_t i = 0; i < one.repeats.size(); ++i) further.push_back((four.repeats[i] - one.repeats[i]) / 3);
-    const double bytes = one.parameters.at("elements") * kWireBytes;
-    const double seconds = median(further);
-    // The rate at which the whole update moves its own bytes: no further source can be believed to be free.
-    const double adam_gbps = one.parameters.at("elements") * kAdamBytes / median(one.repeats) / 1e9;
-    const double gbps = seconds > 0 ? bytes / seconds / 1e9 : std::numeric_limits<double>::infinity();
-    constexpr double kMostOverAdam = 4;
-    spec.host.source_gbps = std::min(gbps, kMostOverAdam * adam_gbps);
-    Finding found = finding("host.source_gbps", spec.host.source_gbps, "GB/s", relative_error(further));
-    if (gbps > kMostOverAdam * adam_gbps) {
-      found.note =
-          "host.sources: the cost of a further source is below the noise, so its rate is capped at four times "
-          "that of the update itself";
-    }
-    return {found};
   }
 
  private:

@@ -171,35 +171,6 @@ class ContentionProbe final : public Probe {
     return result;
   }
 
-  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
-                            HardwareSpec& spec) const override {
-    std::vector<Finding> found;
-    const std::vector<ContentionSample> samples = concurrent(measured);
-    double most = 0;
-    for (const ContentionSample& s : samples) {
-      most = std::max(most, s.measured.h2d_gbps + s.measured.d2h_gbps + s.measured.adam_gbps);
-    }
-    if (most > spec.host.dram_gbps) {
-      spec.host.dram_gbps = most;
-      found.push_back(finding("host.dram_gbps", most, "GB/s", 0));
-    }
-    const ContentionFit fit = fit_contention(samples, spec);
-    spec = with_losses(spec, fit);
-    const auto add = [&](const char* field, double value) {
-      found.push_back(finding(field, value, "", 0));
-      found.back().spread = fmt::format("rates fit within {:.1f} % rms", 100 * fit.residual_rms_log);
-    };
-    add("pcie.h2d_loss", fit.h2d_loss);
-    add("pcie.d2h_loss", fit.d2h_loss);
-    add("host.stream_loss_h2d", fit.stream_loss_h2d);
-    add("host.stream_loss_d2h", fit.stream_loss_d2h);
-    constexpr double kMostResidual = 0.08;
-    if (fit.residual_rms_log > kMostResidual) {
-      found.back().note = "host.contention: the losses describe the rates badly; was the machine idle otherwise?";
-    }
-    return found;
-  }
-
  private:
   // {h2d, d2h}; Adam always runs. Alone it is for the record: its cap comes from host.adam.
   static constexpr std::array<std::pair<bool, bool>, 4> kSituations{
@@ -207,23 +178,6 @@ class ContentionProbe final : public Probe {
 
   static std::map<std::string, double> parameters(bool h2d, bool d2h) {
     return {{"h2d", h2d ? 1.0 : 0.0}, {"d2h", d2h ? 1.0 : 0.0}};
-  }
-
-  static std::vector<ContentionSample> concurrent(std::span<const Measurement> measured) {
-    std::vector<ContentionSample> samples;
-    for (const auto& [h2d, d2h] : kSituations) {
-      if (!h2d && !d2h) continue;
-      const auto rate = [&, h2d = h2d, d2h = d2h](const char* name) {
-        return median(find(measured, name, parameters(h2d, d2h)).repeats);
-      };
-      const Measurement& adam = find(measured, "adam", parameters(h2d, d2h));
-      ContentionSample sample{{h2d, d2h, static_cast<int>(adam.parameters.at("threads"))}, {}};
-      if (h2d) sample.measured.h2d_gbps = rate("h2d");
-      if (d2h) sample.measured.d2h_gbps = rate("d2h");
-      sample.measured.adam_gbps = rate("adam");
-      samples.push_back(sample);
-    }
-    return samples;
   }
 };
 

@@ -56,20 +56,6 @@ class DramProbe final : public Probe {
     return result;
   }
 
-  std::vector<Finding> fill(const ProbeContext& context, std::span<const Measurement> measured,
-                            HardwareSpec& spec) const override {
-    const std::map<std::string, double> all_cores{{"threads", context.cores}};
-    const Measurement& read = find(measured, "read", all_cores);
-    const Measurement& written = find(measured, "triad", all_cores);
-    const auto gbps = [](const Measurement& m) { return m.parameters.at("bytes") / median(m.repeats) / 1e9; };
-    const Measurement& best = gbps(read) > gbps(written) ? read : written;
-    spec.host.cpu_stream_gbps = gbps(best);
-    spec.host.dram_gbps = gbps(best);
-    const double spread = relative_error(best.repeats);
-    return {finding("host.cpu_stream_gbps", spec.host.cpu_stream_gbps, "GB/s", spread),
-            finding("host.dram_gbps", spec.host.dram_gbps, "GB/s", spread)};
-  }
-
  private:
   static int64_t part_words(const RollingBuffer& buffer, int threads) { return buffer.bytes() / threads / 64 * 8; }
   static int64_t part_floats(const RollingBuffer& buffer, int threads) {

@@ -69,14 +69,6 @@ class KernelProbe : public Probe {
     return fmt::format("needs up to {} for one layer and the vocabulary of {}, but only {} is available",
                        format_bytes(bytes), context.model.name, format_bytes(context.device_available_bytes));
   }
-
- protected:
-  static std::vector<Finding> fit(std::span<const Measurement* const> measured, const std::string& key,
-                                  const std::string& field, KernelRate& rate) {
-    const KernelFit fitted = fit_kernel(fit_samples(measured, "flops"), key);
-    rate = fitted.rate;
-    return findings("kernels." + field, fitted);
-  }
 };
 
 class LayerProbe final : public KernelProbe {
@@ -95,13 +87,6 @@ class LayerProbe final : public KernelProbe {
                              [&] { return bench.layer(); });
     });
   }
-  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
-                            HardwareSpec& spec) const override {
-    std::vector<Finding> found = fit(select(measured, "forward"), key(), "layer_fwd", spec.kernels.layer_fwd);
-    std::vector<Finding> backward = fit(select(measured, "backward"), key(), "layer_bwd", spec.kernels.layer_bwd);
-    std::move(backward.begin(), backward.end(), std::back_inserter(found));
-    return found;
-  }
 };
 
 class HeadProbe final : public KernelProbe {
@@ -118,10 +103,6 @@ class HeadProbe final : public KernelProbe {
       return std::vector{
           harness.measure(timed_at("seconds", shape, head_flops(model, shape.tokens())), [&] { return bench.head(); })};
     });
-  }
-  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
-                            HardwareSpec& spec) const override {
-    return fit(select(measured, "seconds"), key(), "head", spec.kernels.head);
   }
 };
 
@@ -149,10 +130,6 @@ class EmbeddingProbe final : public KernelProbe {
                                        [&] { return bench.embedding_backward(true); }));
     }
     return result;
-  }
-  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
-                            HardwareSpec& spec) const override {
-    return fit(select(measured, "backward"), key(), "embedding", spec.kernels.embedding);
   }
 };
 
@@ -193,13 +170,6 @@ class CastProbe final : public Probe {
       });
       return seconds / static_cast<double>(casts);
     })};
-  }
-
-  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
-                            HardwareSpec& spec) const override {
-    const Measurement& m = find(measured, "seconds");
-    spec.kernels.elementwise_gbps = m.parameters.at("bytes") / median(m.repeats) / 1e9;
-    return {finding("kernels.elementwise_gbps", spec.kernels.elementwise_gbps, "GB/s", relative_error(m.repeats))};
   }
 
  private:

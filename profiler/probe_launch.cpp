@@ -57,13 +57,6 @@ class LaunchProbe final : public Probe {
     return result;
   }
 
-  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
-                            HardwareSpec& spec) const override {
-    const Measurement& m = find(measured, "hop");
-    spec.kernels.launch_latency_s = median(m.repeats);
-    return {finding("kernels.launch_latency_s", spec.kernels.launch_latency_s, "s", relative_error(m.repeats))};
-  }
-
  private:
   static void hop(Device& device, Stream& from, Stream& to, Event& event, const std::function<void()>& kernel) {
     device.launch(from, kernel);

@@ -26,18 +26,6 @@ class MachineProbe final : public Probe {
     const int64_t host = context.memory_bytes - (context.on_host() ? context.ranks * device : 0);
     return {fact("cores", "1", context.cores), fact("host memory", "B", host), fact("device memory", "B", device)};
   }
-
-  std::vector<Finding> fill(const ProbeContext& context, std::span<const Measurement> measured,
-                            HardwareSpec& spec) const override {
-    const auto value = [&](const char* name) { return static_cast<int64_t>(find(measured, name).repeats.front()); };
-    spec.gpus = context.ranks;
-    spec.host.cores = static_cast<int>(value("cores"));
-    spec.host.memory_bytes = value("host memory");
-    spec.device.memory_bytes = value("device memory");
-    return {finding("host.cores", spec.host.cores, "", 0),
-            finding("host.memory_bytes", static_cast<double>(spec.host.memory_bytes), "B", 0),
-            finding("device.memory_bytes", static_cast<double>(spec.device.memory_bytes), "B", 0)};
-  }
 };
 
 class DeviceContextProbe final : public Probe {
@@ -61,15 +49,6 @@ class DeviceContextProbe final : public Probe {
     use_every_kernel(context);
     const DeviceFacts facts = device_facts(context.backend);
     return {fact("context", "B", facts.total_bytes - facts.free_bytes)};
-  }
-
-  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
-                            HardwareSpec& spec) const override {
-    // Other shapes load other kernels, some MiB more.
-    constexpr int64_t kGrain = int64_t{64} << 20;
-    const auto bytes = static_cast<int64_t>(find(measured, "context").repeats.front());
-    spec.device.context_bytes = round_up(bytes, kGrain);
-    return {finding("device.context_bytes", static_cast<double>(spec.device.context_bytes), "B", 0)};
   }
 
  private:

@@ -8,9 +8,9 @@
 #include <cstdio>
 
 #include "model/base/format.h"
+#include "model/calibration/profile_store.h"
 #include "profiler/profile.h"
 #include "profiler/registry.h"
-#include "profiler/store.h"
 #include "runtime/device/backends.h"
 
 namespace slidedp {
@@ -103,14 +103,7 @@ void check_out(const Options& options) {
 // What the profile starts from: an empty one, or with --only the existing file.
 HardwareSpec starting_spec(const Options& options, const MachineIdentity& machine) {
   if (options.only.empty()) {
-    HardwareSpec spec;
-    spec.name =
-        fmt::format("{}{}, {} cores", machine.gpu.empty() ? "" : machine.gpu + ", ", machine.processor, machine.cores);
-    spec.measured = true;
-    spec.gpus = options.ranks;
-    spec.device.name = machine.gpu.empty() ? fmt::format("{} rank", options.backend) : machine.gpu;
-    spec.device.backend = options.backend;
-    return spec;
+    return empty_profile(machine, options.backend, options.ranks);
   }
   if (!fs::exists(options.out)) {
     failf("--out {}: does not exist. With --only the values that are not measured come from it: run all probes first.",

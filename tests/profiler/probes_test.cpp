@@ -100,8 +100,7 @@ TEST(ContentionProbe, FillsTheLossesThatExplainTheRates) {
         rates(0, 1, {{"d2h", 44}, {"adam", 105.3}}), rates(1, 1, {{"h2d", 38.5}, {"d2h", 44}, {"adam", 102.96}})}) {
     measured.insert(measured.end(), part.begin(), part.end());
   }
-  const auto probe = probe_named("host.contention");
-  const std::vector<Finding> found = probe->fill(small_context(), measured, spec);
+  const std::vector<Finding> found = fill_fields("host.contention", {}, measured, spec);
   EXPECT_NEAR(spec.host.dram_gbps, 38.5 + 44 + 102.96, 1e-9) << "the controller has shown that it can do this";
   // 1 - 38.5 / 55, 1 - 44 / 55, 1 - 114.66 / 117, 1 - 105.3 / 117.
   EXPECT_NEAR(spec.pcie.h2d_loss, 0.3, 1e-3);

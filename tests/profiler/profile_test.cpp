@@ -9,8 +9,8 @@
 #include <set>
 
 #include "model/base/error.h"
+#include "model/calibration/profile_store.h"
 #include "profiler/registry.h"
-#include "profiler/store.h"
 
 namespace slidedp {
 namespace {
@@ -52,7 +52,7 @@ class FakeProbe final : public Probe {
     ++runs;
     return {{"cores", "1", {{"bytes", 1024}, {"ranks", 2}}, {double(cores_), cores_ + 0.25, cores_ - 0.1}, true}};
   }
-  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
+  std::vector<Finding> fill(const FillFacts&, std::span<const Measurement> measured,
                             HardwareSpec& spec) const override {
     spec.host.cores = static_cast<int>(median(measured.front().repeats));
     return {finding("host.cores", spec.host.cores, "", 0.125)};
@@ -178,7 +178,7 @@ class FailingProbe final : public Probe {
   std::string key() const override { return "fake.failing"; }
   std::string method() const override { return "measures, and cannot make sense of it"; }
   std::vector<Measurement> run(const ProbeContext&) const override { return {{"cores", "1", {}, {3}, true}}; }
-  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement>, HardwareSpec& spec) const override {
+  std::vector<Finding> fill(const FillFacts&, std::span<const Measurement>, HardwareSpec& spec) const override {
     spec.host.cores = 99;
     throw Error("the cores do not add up", code_);
   }

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "profiler/profile.h"
+#include "model/calibration/profile_record.h"
 
 namespace slidedp {
 

@@ -1,4 +1,4 @@
-#include "profiler/store.h"
+#include "model/calibration/profile_store.h"
 
 #include <SQLiteCpp/SQLiteCpp.h>
 #include <unistd.h>
