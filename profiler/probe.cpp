@@ -11,10 +11,11 @@ int64_t ProbeContext::rank_memory_bytes() const {
   return std::max(memory_bytes / 2 / ranks / kGrain, int64_t{1}) * kGrain;
 }
 
-Harness ProbeContext::harness(int measurements) const {
+Harness ProbeContext::harness(int measurements, double times) const {
   HarnessSettings settings;
-  settings.time_limit_s = probe_seconds / std::max(measurements, 1);
+  settings.time_limit_s = times * probe_seconds / std::max(measurements, 1);
   if (quick) settings.min_repeats = 3;
+  if (!quick) settings.max_repeats = 60;
   return Harness(settings, steady_seconds, stop);
 }
 

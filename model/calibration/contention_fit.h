@@ -1,5 +1,5 @@
-// Fit of what copies and the CPU's streams do beside each other (HardwareSpec: pcie.*_loss, host.stream_loss_*, and the
-// caps of the CPU's streams and of the memory controller).
+// Fit of how copies and the CPU's streams share the memory controller (HardwareSpec: host.cpu_stream_gbps, dram_gbps,
+// h2d_cost, d2h_cost, h2d_weight, d2h_weight).
 #pragma once
 
 #include <span>
@@ -33,13 +33,12 @@ struct ContentionSample {
   TogetherRates measured;  // > 0 for what runs
 };
 
-// The fields of HardwareSpec that contention decides, by their names there.
+// The fields of HostSpec that contention decides, by their names there.
 struct ContentionLaw {
-  double h2d_loss = 0, d2h_loss = 0, duplex_loss = 0;
-  double stream_loss_h2d = 0, stream_loss_d2h = 0;
-  double loss_exponent = 1;
   double cpu_stream_gbps = 0, dram_gbps = 0;
   double adam_elements_per_s = 0;  // of one of several threads
+  double h2d_cost = 1, d2h_cost = 1;
+  double h2d_weight = 1, d2h_weight = 1;
 };
 
 struct ContentionFit : ContentionLaw {
@@ -50,12 +49,12 @@ struct ContentionFit : ContentionLaw {
   bool caps = false;
 };
 
-// The law that fits all samples best, alone and together, residuals in log rate, over the link rates of `hardware` (its
-// own losses are not looked at). A loss that the samples say nothing about is 0; the exponent is 1 unless Adam ran
-// beside copies with several numbers of threads. Throws Error for no samples or a rate that is not positive.
+// The law that fits all samples best, alone and together, residuals in log rate, over the link rates of `hardware`
+// (without losses). A cost or weight that the samples say nothing about is 1. Throws Error for no samples or a rate
+// that is not positive.
 ContentionFit fit_contention(std::span<const ContentionSample> samples, const HardwareSpec& hardware);
 
-// `hardware` with the fitted law.
-HardwareSpec with_losses(HardwareSpec hardware, const ContentionLaw& law);
+// `hardware` with the fitted law, which takes the place of its losses.
+HardwareSpec with_contention(HardwareSpec hardware, const ContentionLaw& law);
 
 }  // namespace slidedp

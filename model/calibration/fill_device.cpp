@@ -96,11 +96,38 @@ Found fill_broadcast(const FillFacts& facts, Measured measured, HardwareSpec& sp
   return fill_collective(facts, measured, "broadcast", spec.collectives.broadcast);
 }
 
+std::vector<LayerSample> layer_samples(Measured measured, const std::string& value_name) {
+  std::vector<LayerSample> samples;
+  for (const Measurement* m : select(measured, value_name)) {
+    const auto number = [&](const char* name) {
+      const auto found = m->parameters.find(name);
+      return found == m->parameters.end() ? 0.0 : found->second;
+    };
+    const double attention = number("attention_flops");
+    const LayerWork work{m->parameters.at("flops") - attention, attention, number("layer_bytes")};
+    for (const double seconds : m->repeats) samples.push_back({work, seconds});
+  }
+  return samples;
+}
+
 Found fill_kernel_layer(const FillFacts&, Measured measured, HardwareSpec& spec) {
-  constexpr const char* kKey = "kernel.layer";
-  Found found = fill_kernel(measured, "forward", kKey, "kernels.layer_fwd", spec.kernels.layer_fwd);
-  Found backward = fill_kernel(measured, "backward", kKey, "kernels.layer_bwd", spec.kernels.layer_bwd);
-  std::move(backward.begin(), backward.end(), std::back_inserter(found));
+  Found found;
+  const auto take = [&](const char* value_name, const std::string& pass, KernelRate& products, double& attention,
+                        double& gbps) {
+    const LayerFit fit = fit_layer(layer_samples(measured, value_name), "kernel.layer");
+    products = fit.rate.products;
+    attention = fit.rate.attention_gflops;
+    gbps = fit.rate.gbps;
+    Found of_pass = findings("kernels.layer_" + pass, {fit.rate.products, fit.standard_error.products, fit.summary});
+    std::move(of_pass.begin(), of_pass.end(), std::back_inserter(found));
+    const auto relative = [](double error, double value) { return value > 0 ? error / value : 0; };
+    found.push_back(finding("kernels.attention_" + pass + "_gflops", attention, "Gflop/s",
+                            relative(fit.standard_error.attention_gflops, attention)));
+    found.push_back(finding("kernels.layer_" + pass + "_gbps", gbps, "GB/s", relative(fit.standard_error.gbps, gbps)));
+  };
+  KernelSpec& kernels = spec.kernels;
+  take("forward", "fwd", kernels.layer_fwd, kernels.attention_fwd_gflops, kernels.layer_fwd_gbps);
+  take("backward", "bwd", kernels.layer_bwd, kernels.attention_bwd_gflops, kernels.layer_bwd_gbps);
   return found;
 }
 

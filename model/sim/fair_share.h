@@ -9,12 +9,11 @@ namespace slidedp {
 
 using ResourceId = int;
 
-// While tasks run that want all of another resource, a share of the capacity is lost; while they want a part of it,
-// share * part ^ exponent. What they want is what they would take at full speed.
+// While tasks run that want all of another resource, a share of the capacity is lost; while they want less of it, so
+// much less. What they want is what they would take at full speed.
 struct Loss {
   ResourceId beside;
   double share;
-  double exponent = 1;  // > 0; above 1 little is lost to a resource that is far from full
 };
 
 // A shared thing with a capacity, in units per second.
@@ -31,31 +30,33 @@ struct Load {
   double rate;
 };
 
-// Speeds of running tasks, each in (0, 1] of what the task does alone, by progressive filling: all speeds rise together
-// until a resource is full, the tasks that use it stay there, the others go on rising until each is stopped by a full
-// resource or reaches 1. So tasks that share a bottleneck slow down by the same factor, whatever they demand of it.
-// Capacities are what the running tasks leave of them (Loss).
+// Speeds of running tasks, each in (0, 1] of what the task does alone, by progressive filling: all speeds rise
+// together, each in proportion to the task's weight, until a resource is full, the tasks that use it stay there, the
+// others go on rising until each is stopped by a full resource or reaches 1. So tasks of one weight that share a
+// bottleneck slow down by the same factor, whatever they demand of it. Capacities are what the running tasks leave of
+// them (Loss).
 //
 // Keeps scratch memory between calls; not thread-safe.
 class FairShare {
  public:
   explicit FairShare(std::span<const Resource> resources);
-  // tasks[i] are the loads of the i-th running task; its speed goes to speeds[i].
-  void share(std::span<const std::span<const Load>> tasks, std::span<double> speeds);
+  // tasks[i] are the loads of the i-th running task; its speed goes to speeds[i]. No weights: all alike.
+  void share(std::span<const std::span<const Load>> tasks, std::span<double> speeds,
+             std::span<const double> weights = {});
 
  private:
   struct State {
     double fixed = 0;   // taken by tasks whose speed is final
-    double rising = 0;  // full-speed demand of the others
+    double wanted = 0;  // full-speed demand of all
+    double rising = 0;  // of the others, at the speeds of level 1
     int users = 0;      // how many others
   };
   struct Effect {
     ResourceId on, by;
     double most;  // lost of `on`'s capacity
-    double exponent;
   };
   void reduce_capacities();
-  void settle(std::span<const Load> loads, double speed);
+  void settle(std::span<const Load> loads, double weight, double speed);
 
   std::vector<double> full_;  // capacities without losses
   std::vector<double> capacities_;

@@ -164,8 +164,12 @@ HardwareSpec random_machine(std::mt19937& random) {
     machine.pcie.d2h_loss = between(random, 0, 0.6);
     machine.host.stream_loss_h2d = between(random, 0, 0.3);
     machine.host.stream_loss_d2h = between(random, 0, 0.3);
-    machine.pcie.duplex_loss = between(random, 0, 0.6);
-    machine.host.loss_exponent = between(random, 0.5, 4);
+  }
+  if (chance(random, 0.5)) {
+    machine.host.h2d_cost = between(random, 0.3, 2);
+    machine.host.d2h_cost = between(random, 0.3, 2);
+    machine.host.h2d_weight = between(random, 0.3, 2);
+    machine.host.d2h_weight = between(random, 0.3, 4);
   }
   return machine;
 }
