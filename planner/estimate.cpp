@@ -78,13 +78,15 @@ class Estimate {
     const double layer =
         layer_seconds(kernels().backward(), layer_backward_work(model, plan_.micro_batch_rows, plan_.seq, plan_.compute,
                                                                 plan_.accumulator, /*first=*/true));
-    const double again = layer_forward_s();
-    const double selective =
-        seconds(selective_backward_bytes(model, tokens, plan_.compute), kernels().elementwise_gbps * kGiga);
+    const auto formed_again_s = [&](ActivationPolicy policy) {
+      return seconds(formed_again_bytes(model, tokens, plan_.compute, policy), kernels().elementwise_gbps * kGiga);
+    };
     const double vocabulary = kernel_seconds(kernels().head, head_flops(model, tokens)) +
                               kernel_seconds(kernels().embedding, embedding_backward_elements(model, tokens, false));
+    const double recompute = layer_forward_s() + formed_again_s(ActivationPolicy::recompute);
+    const double selective = formed_again_s(ActivationPolicy::selective);
     const double compute =
-        plan_.micro_batches * (problem_.layout.layers * layer + (counts.recompute + counts.offload) * again +
+        plan_.micro_batches * (problem_.layout.layers * layer + (counts.recompute + counts.offload) * recompute +
                                counts.selective * selective + vocabulary);
     return slowed(compute) + (plan_.backend == "cpu" ? 0 : cast_s());
   }

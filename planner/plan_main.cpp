@@ -9,8 +9,10 @@
 
 #include "model/base/atomic_file.h"
 #include "model/base/format.h"
+#include "model/spec/catalogue.h"
 #include "model/spec/overrides.h"
 #include "model/timeline/timeline.h"
+#include "planner/calibrate.h"
 #include "planner/pins.h"
 #include "planner/report.h"
 #include "planner/search.h"
@@ -20,17 +22,24 @@ namespace slidedp {
 namespace {
 
 struct Arguments {
-  std::string model, hardware, train, out, device_memory, host_memory, trace;
-  std::vector<std::string> sets, pins;
+  std::string model, hardware, host, train, out, device_memory, host_memory, trace;
+  std::vector<std::string> sets, pins, calibrate;
+  int64_t profile = 0;  // 0: not said
   bool json = false;
+  int gpus = 1;
   int top = 10;
 };
 
 void declare(CLI::App& app, Arguments& arguments) {
-  app.add_option("--model", arguments.model, "Hugging Face directory or config.json")->required();
-  app.add_option("--hardware", arguments.hardware, "Hardware profile, YAML (slidedp-profile writes one)")->required();
-  app.add_option("--train", arguments.train, "Training spec, YAML")->required();
-  app.add_option("--out", arguments.out, "Plan to write, YAML")->required();
+  app.add_option("--model", arguments.model, "Hugging Face directory or config.json");
+  app.add_option("--hardware", arguments.hardware,
+                 "Hardware profile, YAML (slidedp-profile writes one), or with --host a GPU's public figures");
+  app.add_option("--host", arguments.host, "Host of the catalogue that holds the GPUs, YAML");
+  app.add_option("--gpus", arguments.gpus, "With --host: how many GPUs (default: 1)")
+      ->needs("--host")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--train", arguments.train, "Training spec, YAML");
+  app.add_option("--out", arguments.out, "Plan (with --calibrate: hardware profile) to write, YAML")->required();
   app.add_option("--gpu-memory", arguments.device_memory, "Budget per GPU, such as 22GiB (default: the profile's)");
   app.add_option("--host-memory", arguments.host_memory, "Budget of the host, such as 100GiB (default: the profile's)");
   app.add_option("--set", arguments.sets, "key=value: change the hardware profile, or with train. the training spec")
@@ -39,6 +48,24 @@ void declare(CLI::App& app, Arguments& arguments) {
   app.add_flag("--json", arguments.json, "Print one JSON object instead of tables");
   app.add_option("--trace", arguments.trace, "Write the predicted timeline of the best plan, Perfetto JSON");
   app.add_option("--top", arguments.top, "Candidates to print")->check(CLI::Range(1, 100));
+  CLI::Option* calibrate =
+      app.add_option("--calibrate", arguments.calibrate,
+                     "Make a hardware profile instead of a plan: from the samples of a profile database "
+                     "(slidedp-profile --db), or from the logs of runs (run.db), which correct --hardware or the "
+                     "profile they were planned with")
+          ->expected(1, 1000);
+  for (const char* other :
+       {"--train", "--set", "--pin", "--json", "--trace", "--top", "--gpu-memory", "--host-memory"}) {
+    calibrate->excludes(app.get_option(other));
+  }
+  app.add_option("--profile", arguments.profile, "Which profile of a database to --calibrate (default: the latest)")
+      ->needs(calibrate)
+      ->check(CLI::PositiveNumber);
+}
+
+HardwareSpec load_machine(const Arguments& arguments) {
+  if (arguments.host.empty()) return load_hardware_spec(arguments.hardware);
+  return compose_hardware(load_catalogue_gpu(arguments.hardware), load_catalogue_host(arguments.host), arguments.gpus);
 }
 
 // The budgets given take the place of the profile's memory sizes, also in the plan file: what runs the plan enforces
@@ -59,7 +86,7 @@ PlanForecast forecast(const SearchResult& result, const TrainSpec& train) {
 }
 
 void check_out(const Arguments& arguments) {
-  for (const std::string& input : {arguments.model, arguments.hardware, arguments.train}) {
+  for (const std::string& input : {arguments.model, arguments.hardware, arguments.host, arguments.train}) {
     std::error_code ignored;
     if (std::filesystem::equivalent(input, arguments.out, ignored)) {
       failf("--out {} is an input of this command; choose another name", arguments.out);
@@ -70,7 +97,7 @@ void check_out(const Arguments& arguments) {
 int make_plan(const Arguments& arguments) {
   check_out(arguments);
   const ModelSpec model = load_model_spec(arguments.model);
-  HardwareSpec hardware = load_hardware_spec(arguments.hardware);
+  HardwareSpec hardware = load_machine(arguments);
   TrainSpec train = load_train_spec(arguments.train);
   for (const std::string& assignment : arguments.sets) apply_set(assignment, hardware, train);
   Pins pins;
@@ -102,6 +129,27 @@ int make_plan(const Arguments& arguments) {
   return static_cast<int>(ExitCode::ok);
 }
 
+void check_required(const Arguments& arguments) {
+  if (!arguments.calibrate.empty()) return;
+  for (const auto& [name, value] :
+       {std::pair("--model", &arguments.model), std::pair("--hardware", &arguments.hardware),
+        std::pair("--train", &arguments.train)}) {
+    if (value->empty()) throw CLI::RequiredError(name);
+  }
+}
+
+int make_profile(const Arguments& arguments) {
+  check_out(arguments);
+  CalibrateOptions options;
+  options.databases.assign(arguments.calibrate.begin(), arguments.calibrate.end());
+  if (arguments.profile > 0) options.profile = arguments.profile;
+  if (!arguments.hardware.empty()) options.hardware = load_machine(arguments);
+  options.model = arguments.model;
+  options.out = arguments.out;
+  fmt::print("{}", calibrate(options));
+  return static_cast<int>(ExitCode::ok);
+}
+
 int run(int argc, char** argv) {
   CLI::App app("Picks the plan with which a model trains fastest on a machine, inside its memory budgets.");
   app.set_version_flag("--version", SLIDEDP_VERSION);
@@ -109,12 +157,13 @@ int run(int argc, char** argv) {
   declare(app, arguments);
   try {
     app.parse(argc, argv);
+    check_required(arguments);
   } catch (const CLI::ParseError& error) {
     const bool help = error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success);
     if (!help) throw Error(error.what(), ExitCode::usage);
     return app.exit(error);
   }
-  return make_plan(arguments);
+  return arguments.calibrate.empty() ? make_plan(arguments) : make_profile(arguments);
 }
 
 }  // namespace

@@ -336,10 +336,14 @@ std::vector<ActivationCounts> choices_without_offload(const SearchProblem& probl
   // Both kinds of extra time are proportional to the tokens.
   const KernelSpec& kernels = problem.hardware.kernels;
   const DType compute = problem.hardware.device.backend == "cpu" ? DType::fp32 : DType::bf16;
+  const auto formed_again_s = [&](ActivationPolicy policy) {
+    return formed_again_bytes(problem.model, problem.train.seq, compute, policy) /
+           std::max(kernels.elementwise_gbps, 1e-9);
+  };
   const double recompute_s =
-      layer_forward_flops(problem.model, 1, problem.train.seq) / std::max(kernels.layer_fwd.peak_gflops, 1e-9);
-  const double selective_s =
-      selective_backward_bytes(problem.model, problem.train.seq, compute) / std::max(kernels.elementwise_gbps, 1e-9);
+      layer_forward_flops(problem.model, 1, problem.train.seq) / std::max(kernels.layer_fwd.peak_gflops, 1e-9) +
+      formed_again_s(ActivationPolicy::recompute);
+  const double selective_s = formed_again_s(ActivationPolicy::selective);
   const auto extra_s = [&](ActivationCounts c) { return c.recompute * recompute_s + c.selective * selective_s; };
   std::ranges::stable_sort(choices, {}, extra_s);
   return choices;
@@ -396,14 +400,18 @@ CombinationMemory::CombinationMemory(const SearchProblem& problem, const Combina
   };
   saved_ = saved(ActivationPolicy::keep);
   saved_selective_ = saved(ActivationPolicy::selective);
+  scratch_ = saved(ActivationPolicy::recompute);
   hidden_ = hidden_bytes(problem.model, plan.micro_batch_tokens(), plan.compute);
   offloaded_ = plan.ranks * micro_batches_ * hidden_;
   for (const int64_t tokens : head_chunks_) {
     plan.head_chunk_tokens = tokens;
-    plan.activation = activation_policies(problem, {});
-    temporaries_.push_back(temporary_bytes(problem.model, plan));
-    plan.activation = activation_policies(problem, {.selective = problem.layout.layers});
-    temporaries_selective_.push_back(temporary_bytes(problem.model, plan));
+    const auto temporaries = [&](ActivationCounts counts) {
+      plan.activation = activation_policies(problem, counts);
+      return temporary_bytes(problem.model, plan);
+    };
+    temporaries_.push_back(temporaries({}));
+    temporaries_recompute_.push_back(temporaries({.recompute = problem.layout.layers}));
+    temporaries_selective_.push_back(temporaries({.selective = problem.layout.layers}));
   }
 }
 
@@ -436,13 +444,16 @@ std::optional<ActivationCounts> CombinationMemory::offloading(ActivationCounts c
 
 int64_t CombinationMemory::device_bytes(ActivationCounts counts, size_t head_chunk) const {
   const int recompute = counts.recompute + counts.offload;
-  const int64_t scratch = recompute > 0 ? saved_ : 0;
+  const int64_t scratch = recompute > 0 ? scratch_ : 0;
   const int64_t saved = micro_batches_ * ((recompute + counts.selective) * saved_ -  //
                                           counts.selective * saved_selective_);
   // The inputs of layers that offload, and the head's, share a ring with a slot more than micro-batches.
   const int64_t inputs = counts.offload > 0 ? (counts.offload * micro_batches_ - 1) * hidden_ : 0;
-  return keep_all_ - saved - inputs + scratch +
-         (counts.selective > 0 ? temporaries_selective_ : temporaries_)[head_chunk];
+  // A selective layer's temporaries include those of one that recomputes.
+  const std::vector<int64_t>& temporaries = counts.selective > 0 ? temporaries_selective_
+                                            : recompute > 0      ? temporaries_recompute_
+                                                                 : temporaries_;
+  return keep_all_ - saved - inputs + scratch + temporaries[head_chunk];
 }
 
 static int64_t tasks_of(const SearchProblem& problem, const Plan& plan, int ranks) {

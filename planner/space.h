@@ -87,9 +87,10 @@ class CombinationMemory {
   int64_t micro_batches_ = 0;
   int layers_ = 0;                           // 0 with a pinned activation
   int64_t saved_ = 0, saved_selective_ = 0;  // of a layer and micro-batch
+  int64_t scratch_ = 0;                      // of the layers that recompute
   int64_t hidden_ = 0;                       // of a micro-batch
   int64_t offloaded_ = 0;                    // host bytes of a layer that offloads
-  std::vector<int64_t> head_chunks_, temporaries_, temporaries_selective_;
+  std::vector<int64_t> head_chunks_, temporaries_, temporaries_recompute_, temporaries_selective_;
 };
 
 // Rough number of tasks of the plan's step graph: what building and simulating it costs.

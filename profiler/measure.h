@@ -13,8 +13,8 @@ struct HarnessSettings {
   int warm_up = 1;
   int min_repeats = 5;  // taken even when the time is up: a median of fewer says nothing
   int max_repeats = 25;
-  double tolerance = 0.02;    // relative_error() below which a median is steady
-  double time_limit_s = 1.0;  // per measurement
+  double tolerance = kSteady;  // relative_error() below which a median is steady
+  double time_limit_s = 1.0;   // per measurement
 };
 
 // Seconds of some steady clock.

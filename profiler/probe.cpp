@@ -13,9 +13,8 @@ int64_t ProbeContext::rank_memory_bytes() const {
 
 Harness ProbeContext::harness(int measurements, double times) const {
   HarnessSettings settings;
-  settings.time_limit_s = times * probe_seconds / std::max(measurements, 1);
-  if (quick) settings.min_repeats = 3;
-  if (!quick) settings.max_repeats = 60;
+  settings.time_limit_s = times * probe_seconds / rounds / std::max(measurements, 1);
+  if (quick || rounds > 1) settings.min_repeats = 3;
   return Harness(settings, steady_seconds, stop);
 }
 

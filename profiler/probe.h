@@ -32,8 +32,9 @@ struct ProbeContext {
   // Memory that stands for the training state, in bytes: much more, since memory is not everywhere equally fast, and
   // the state lies everywhere. 0: rolling_bytes.
   int64_t state_bytes = 0;
-  // Time that one probe may take, in seconds, shared among its measurements (kernels: a fixed multiple).
+  // Time that one probe may take in all rounds, in seconds, shared among its measurements (some: a fixed multiple).
   double probe_seconds = 0;
+  int rounds = 1;  // that all probes are repeated in, see add_round()
   const std::atomic<bool>* stop = nullptr;
 
   // Ranks are threads of this host, without devices of their own.
@@ -41,7 +42,7 @@ struct ProbeContext {
   // Memory of one rank. On the CPU backend it comes out of the host's own: without another wish, half of that is shared
   // among the ranks.
   int64_t rank_memory_bytes() const;
-  // A harness whose measurements share the probe's time, or so many times that.
+  // A harness whose measurements share the probe's time in one round, or so many times that.
   Harness harness(int measurements, double times = 1) const;
   int64_t state_memory() const { return state_bytes > 0 ? state_bytes : rolling_bytes; }
 };

@@ -16,24 +16,16 @@ int64_t unix_seconds() {
   return duration_cast<seconds>(system_clock::now().time_since_epoch()).count();
 }
 
-// The samples of one probe, or why there are none.
-ProbeOutcome run_probe(const Probe& probe, const ProbeContext& context) {
-  ProbeOutcome outcome;
-  outcome.key = probe.key();
-  outcome.method = probe.method();
+// Adds one round's samples of a probe, or why there are none.
+void run_probe(const Probe& probe, const ProbeContext& context, int round, ProbeOutcome& outcome) {
   const double begin = steady_seconds();
-  outcome.waived = probe.waived(context);
   try {
-    if (!outcome.waived) outcome.measurements = probe.run(context);
-  } catch (const Error& error) {
-    if (error.code() == ExitCode::interrupted) throw;
-    outcome.waived = failure_text(error);
+    add_round(outcome.measurements, probe.run(context), round);
   } catch (const std::exception& error) {
-    outcome.waived = failure_text(error);
+    waive_for(outcome, error);
   }
-  outcome.seconds = steady_seconds() - begin;
+  outcome.seconds += steady_seconds() - begin;
   outcome.finished_unix_s = unix_seconds();
-  return outcome;
 }
 
 }  // namespace
@@ -70,6 +62,7 @@ ProbeContext make_context(const MachineIdentity& machine, const ModelSpec& model
   context.rolling_bytes = limited(wanted);
   if (!quick) context.state_bytes = limited(4 * wanted);
   context.probe_seconds = quick ? 1.8 : 5.0;
+  context.rounds = quick ? 2 : 3;
   return context;
 }
 
@@ -106,22 +99,30 @@ ProfileRun run_profile(std::span<const Probe* const> probes, const ProbeContext&
   run.model = context.model.name;
   run.ranks = context.ranks;
   run.quick = context.quick;
+  run.rounds = context.rounds;
   run.started_unix_s = unix_seconds();
   run.other_threads = busy_threads();
   run.spec = start;
+  for (const Probe* probe : probes) run.outcomes.push_back({probe->key(), probe->method(), probe->waived(context)});
   const FillOfProbe fill = [&](const std::string& key, const FillFacts& facts, std::span<const Measurement> measured,
                                HardwareSpec& spec) {
     const auto probe = std::find_if(probes.begin(), probes.end(), [&](const Probe* p) { return p->key() == key; });
     return (*probe)->fill(facts, measured, spec);
   };
   const double begin = steady_seconds();
-  for (size_t i = 0; i < probes.size(); ++i) {
-    progress(i, probes.size(), *probes[i], nullptr);
-    run.outcomes.push_back(run_probe(*probes[i], context));
-    fit_outcome(run.outcomes.back(), {context.ranks, context.cores}, run.spec, fill);
-    progress(i, probes.size(), *probes[i], &run.outcomes.back());
+  for (int round = 0; round < context.rounds; ++round) {
+    for (size_t i = 0; i < probes.size(); ++i) {
+      ProbeOutcome& outcome = run.outcomes[i];
+      const ProbePlace place{round, i, *probes[i], outcome.seconds};
+      progress(place, nullptr);
+      if (!outcome.waived) run_probe(*probes[i], context, round, outcome);
+      // In the last round all samples of the probes before are there, and so are values to show.
+      if (round + 1 == context.rounds) fit_outcome(outcome, {context.ranks, context.cores}, run.spec, fill);
+      progress(place, &outcome);
+    }
   }
   run.seconds = steady_seconds() - begin;
+  fit_profile(run, start, fill);
   return run;
 }
 

@@ -25,8 +25,14 @@ std::vector<const Probe*> choose_probes(std::span<const std::unique_ptr<Probe>> 
 // The median of other_running_threads() over a fifth of a second.
 double busy_threads();
 
-// Called before (outcome == nullptr) and after each probe.
-using Progress = std::function<void(size_t index, size_t count, const Probe&, const ProbeOutcome* outcome)>;
+struct ProbePlace {
+  int round;
+  size_t index;  // of the probe
+  const Probe& probe;
+  double seconds_before;  // that it took in earlier rounds
+};
+// Called before (outcome == nullptr) and after each probe of each round. In the last round the outcome has findings.
+using Progress = std::function<void(const ProbePlace&, const ProbeOutcome* outcome)>;
 
 // `start` holds the values of what is not measured now; `start.measured` is false when there are none.
 ProfileRun run_profile(std::span<const Probe* const> probes, const ProbeContext& context,

@@ -8,6 +8,7 @@
 #include <cstdio>
 
 #include "model/base/format.h"
+#include "model/calibration/profile_diff.h"
 #include "model/calibration/profile_store.h"
 #include "profiler/profile.h"
 #include "profiler/registry.h"
@@ -32,7 +33,7 @@ void install_sigint() {
 struct Options {
   std::string out, db, model, backend = "cpu", device_memory;
   int ranks = 0;  // 0: not said
-  std::vector<std::string> only;
+  std::vector<std::string> only, diff;
   bool list = false, quick = false, overwrite = false;
 };
 
@@ -52,6 +53,11 @@ void add_options(CLI::App& app, Options& options) {
   app.add_flag("--list", options.list, "List the probes and whether they apply here, measure nothing");
   app.add_option("--only", options.only, "Run only these probes; other values come from the existing --out file");
   app.add_flag("--quick", options.quick, "At most a minute: fewer sizes and repeats, smaller buffers");
+  app.add_option(
+         "--diff", options.diff,
+         "Compare two measured profiles, BEFORE AFTER, and measure nothing: exit code 0 if they differ by no more "
+         "than their noise, 4 if the machine has changed")
+      ->expected(2);
   app.add_flag("--overwrite", options.overwrite, "Replace an existing --out file");
 }
 
@@ -124,32 +130,55 @@ void list_probes(std::span<const std::unique_ptr<Probe>> probes, const ProbeCont
   }
 }
 
-void show(size_t index, size_t count, const Probe& probe, const ProbeOutcome* outcome) {
-  if (outcome == nullptr) {
-    fmt::print("[{:2}/{}] {:<26} ", index + 1, count, probe.key());
+// A line for each probe and round; in the last round with values.
+class ProgressLines {
+ public:
+  ProgressLines(int rounds, size_t probes) : rounds_(rounds), probes_(probes) {}
+
+  void operator()(const ProbePlace& place, const ProbeOutcome* outcome) const {
+    if (outcome == nullptr) {
+      fmt::print("[{}{:2}/{}] {:<26} ", rounds_ > 1 ? fmt::format("round {}/{}, ", place.round + 1, rounds_) : "",
+                 place.index + 1, probes_, place.probe.key());
+    } else if (outcome->waived) {
+      fmt::print("waived: {}\n", *outcome->waived);
+    } else {
+      show_values(*outcome, outcome->seconds - place.seconds_before);
+      if (place.round + 1 == rounds_) show_notes(*outcome);
+    }
     std::fflush(stdout);
-    return;
   }
-  if (outcome->waived) {
-    fmt::print("waived: {}\n", *outcome->waived);
-    return;
+
+ private:
+  static void show_values(const ProbeOutcome& outcome, double seconds) {
+    std::string values;
+    for (const Finding& finding : outcome.findings) {
+      const std::string spread = spread_text(finding);
+      values += fmt::format("{}{} {}", values.empty() ? "" : ", ", finding.field, value_text(finding));
+      if (!spread.empty()) values += fmt::format(" ({})", spread.substr(0, spread.find(',')));
+    }
+    fmt::print("{}{}[{:.1f} s]\n", values, values.empty() ? "" : "  ", seconds);
   }
-  std::string values;
-  for (const Finding& finding : outcome->findings) {
-    values += fmt::format("{}{} {}", values.empty() ? "" : ", ", finding.field, finding.text);
-    if (!finding.spread.empty()) values += fmt::format(" ({})", finding.spread.substr(0, finding.spread.find(',')));
+
+  static void show_notes(const ProbeOutcome& outcome) {
+    for (const Finding& finding : outcome.findings) {
+      if (!finding.note.empty()) fmt::print("        note: {}\n", finding.note);
+    }
+    const auto unsteady = std::count_if(outcome.measurements.begin(), outcome.measurements.end(),
+                                        [](const Measurement& m) { return !m.steady; });
+    if (unsteady > 0) {
+      fmt::print("        note: {} of {} medians were not steady within 2 % when the time was up\n", unsteady,
+                 outcome.measurements.size());
+    }
   }
-  fmt::print("{}  [{:.1f} s]\n", values, outcome->seconds);
-  for (const Finding& finding : outcome->findings) {
-    if (!finding.note.empty()) fmt::print("        note: {}\n", finding.note);
-  }
-  const auto unsteady = std::count_if(outcome->measurements.begin(), outcome->measurements.end(),
-                                      [](const Measurement& m) { return !m.steady; });
-  if (unsteady > 0) {
-    fmt::print("        note: {} of {} medians were not steady within 2 % when the time was up\n", unsteady,
-               outcome->measurements.size());
-  }
-  std::fflush(stdout);
+
+  int rounds_;
+  size_t probes_;
+};
+
+int show_diff(const std::string& before, const std::string& after) {
+  const ProfileDiff diff = diff_profiles(load_hardware_spec(before), before, load_hardware_spec(after), after);
+  fmt::print("{}", diff_table(diff));
+  return static_cast<int>(diff.changed() ? ExitCode::changed : ExitCode::ok);
 }
 
 int body(int argc, char** argv) {
@@ -161,12 +190,13 @@ int body(int argc, char** argv) {
   add_options(app, options);
   try {
     app.parse(argc, argv);
-    if (!options.list && (options.out.empty() || options.db.empty())) {
-      throw CLI::ValidationError("--out and --db are required (or --list)");
+    if (!options.list && options.diff.empty() && (options.out.empty() || options.db.empty())) {
+      throw CLI::ValidationError("--out and --db are required (or --list, --diff)");
     }
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? static_cast<int>(ExitCode::ok) : static_cast<int>(ExitCode::usage);
   }
+  if (!options.diff.empty()) return show_diff(options.diff[0], options.diff[1]);
   MachineIdentity machine = identify_machine();
   const ProbeContext context = context_of(options, machine);
   const auto probes = all_probes();
@@ -181,7 +211,7 @@ int body(int argc, char** argv) {
   install_sigint();
   fmt::print("{} x {} ranks, {}, kernels at the shapes of {}: {} probes, at most {}\n", options.backend, options.ranks,
              start.name, context.model.name, chosen.size(), options.quick ? "1 minute" : "3 minutes");
-  const ProfileRun run = run_profile(chosen, context, machine, start, show);
+  const ProfileRun run = run_profile(chosen, context, machine, start, ProgressLines(context.rounds, chosen.size()));
   context.harness(1).check_stop();
   if (run.other_threads > 0) {
     fmt::print("note: other programs kept {:.0f} threads running at the start; measure again on an idle machine\n",

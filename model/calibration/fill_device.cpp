@@ -48,9 +48,9 @@ Found fill_machine(const FillFacts& facts, Measured measured, HardwareSpec& spec
   spec.host.cores = static_cast<int>(value("cores"));
   spec.host.memory_bytes = value("host memory");
   spec.device.memory_bytes = value("device memory");
-  return {finding("host.cores", spec.host.cores, "", 0),
-          finding("host.memory_bytes", static_cast<double>(spec.host.memory_bytes), "B", 0),
-          finding("device.memory_bytes", static_cast<double>(spec.device.memory_bytes), "B", 0)};
+  return {fact("host.cores", spec.host.cores, ""),
+          fact("host.memory_bytes", static_cast<double>(spec.host.memory_bytes), "B"),
+          fact("device.memory_bytes", static_cast<double>(spec.device.memory_bytes), "B")};
 }
 
 Found fill_copy_h2d(const FillFacts&, Measured measured, HardwareSpec& spec) {
@@ -114,16 +114,15 @@ Found fill_kernel_layer(const FillFacts&, Measured measured, HardwareSpec& spec)
   Found found;
   const auto take = [&](const char* value_name, const std::string& pass, KernelRate& products, double& attention,
                         double& gbps) {
-    const LayerFit fit = fit_layer(layer_samples(measured, value_name), "kernel.layer");
+    const LayerFit fit = fit_layer(layer_samples(measured, value_name), std::string("kernel.layer ") + value_name);
     products = fit.rate.products;
     attention = fit.rate.attention_gflops;
     gbps = fit.rate.gbps;
-    Found of_pass = findings("kernels.layer_" + pass, {fit.rate.products, fit.standard_error.products, fit.summary});
+    Found of_pass = findings("kernels.layer_" + pass, fit.products());
     std::move(of_pass.begin(), of_pass.end(), std::back_inserter(found));
-    const auto relative = [](double error, double value) { return value > 0 ? error / value : 0; };
-    found.push_back(finding("kernels.attention_" + pass + "_gflops", attention, "Gflop/s",
-                            relative(fit.standard_error.attention_gflops, attention)));
-    found.push_back(finding("kernels.layer_" + pass + "_gbps", gbps, "GB/s", relative(fit.standard_error.gbps, gbps)));
+    found.push_back(
+        {"kernels.attention_" + pass + "_gflops", attention, "Gflop/s", fit.standard_error.attention_gflops});
+    found.push_back({"kernels.layer_" + pass + "_gbps", gbps, "GB/s", fit.standard_error.gbps});
   };
   KernelSpec& kernels = spec.kernels;
   take("forward", "fwd", kernels.layer_fwd, kernels.attention_fwd_gflops, kernels.layer_fwd_gbps);
@@ -154,9 +153,9 @@ Found fill_launch_latency(const FillFacts&, Measured measured, HardwareSpec& spe
 Found fill_device_context(const FillFacts&, Measured measured, HardwareSpec& spec) {
   // Other shapes load other kernels, some MiB more.
   constexpr int64_t kGrain = int64_t{64} << 20;
-  const auto bytes = static_cast<int64_t>(find(measured, "context").repeats.front());
-  spec.device.context_bytes = round_up(bytes, kGrain);
-  return {finding("device.context_bytes", static_cast<double>(spec.device.context_bytes), "B", 0)};
+  const std::vector<double>& seen = find(measured, "context").repeats;
+  spec.device.context_bytes = round_up(static_cast<int64_t>(*std::max_element(seen.begin(), seen.end())), kGrain);
+  return {fact("device.context_bytes", static_cast<double>(spec.device.context_bytes), "B", kGrain / 2.0)};
 }
 
 }  // namespace slidedp

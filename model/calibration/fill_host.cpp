@@ -114,8 +114,7 @@ Found fill_host_contention(const FillFacts&, Measured measured, HardwareSpec& sp
   spec = with_contention(spec, fit);
   Found found;
   const auto add = [&](const char* field, double value, const char* unit, double error) {
-    found.push_back(finding(field, value, unit, 0));
-    found.back().spread = fmt::format("se {:.2g}, rates fit within {:.1f} % rms", error, 100 * fit.residual_rms_log);
+    found.push_back({field, value, unit, error});
   };
   const ContentionLaw& error = fit.standard_error;
   add("host.cpu_stream_gbps", fit.cpu_stream_gbps, "GB/s", error.cpu_stream_gbps);
@@ -125,8 +124,13 @@ Found fill_host_contention(const FillFacts&, Measured measured, HardwareSpec& sp
   add("host.d2h_cost", fit.d2h_cost, "", error.d2h_cost);
   add("host.h2d_weight", fit.h2d_weight, "", error.h2d_weight);
   add("host.d2h_weight", fit.d2h_weight, "", error.d2h_weight);
+  FitSummary& summary = found.front().fit.emplace();
+  summary.what = "host.contention";
+  summary.samples = static_cast<int>(measured.size());
+  summary.residual_rms_log = fit.residual_rms_log;
   constexpr double kMostResidual = 0.08;
   if (fit.residual_rms_log > kMostResidual) {
+    summary.structured = true;
     found.back().note = "host.contention: the law describes the rates badly; was the machine idle otherwise?";
   }
   return found;

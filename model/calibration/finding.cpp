@@ -7,41 +7,60 @@
 namespace slidedp {
 namespace {
 
-std::string value_text(double value, const std::string& unit) {
-  if (unit == "s") return format_seconds(value);
-  if (unit == "B") return format_bytes(std::llround(value));
-  return fmt::format("{:.4g}{}{}", value, unit.empty() ? "" : " ", unit);
-}
+// relative_error() is 1.57 interquartile ranges over sqrt(n); a median's standard error is sqrt(pi / 2) standard
+// deviations over sqrt(n), and a normal distribution's interquartile range is 1.349 standard deviations.
+constexpr double kErrorOfNotch = 1.2533 / 1.349 / 1.57;
 
-std::string fit_text(double value, double standard_error) {
-  return value > 0 ? fmt::format("se {:.1f} %", 100 * standard_error / value) : "at its bound";
-}
-
-std::string residual_text(const FitSummary& summary) {
-  return fmt::format(", fit rms {:.1f} % of {} samples", 100 * summary.residual_rms_log, summary.samples);
+// The two fields of one fit, the more important one first.
+std::vector<Finding> pair_of(Finding first, Finding second, const FitSummary& summary, double correlation) {
+  first.fit = summary;
+  first.note = summary.note;
+  first.correlated_with = second.field;
+  first.correlation = correlation;
+  return {std::move(first), std::move(second)};
 }
 
 }  // namespace
 
+Finding fact(const std::string& field, double value, const std::string& unit, double standard_error) {
+  return {field, value, unit, standard_error, true};
+}
+
 Finding finding(const std::string& field, double value, const std::string& unit, double relative_spread) {
-  std::string spread = relative_spread > 0 ? fmt::format("+- {:.1f} %", 100 * relative_spread) : "";
-  return {field, value, value_text(value, unit), spread, ""};
+  return {field, value, unit, kErrorOfNotch * relative_spread * std::abs(value)};
 }
 
 std::vector<Finding> findings(const std::string& prefix, const LinkFit& fit) {
-  const std::string residual = residual_text(fit.summary);
-  return {{prefix + ".gbps", fit.rate.gbps, value_text(fit.rate.gbps, "GB/s"),
-           fit_text(fit.rate.gbps, fit.standard_error.gbps) + residual, fit.summary.note},
-          {prefix + ".latency_s", fit.rate.latency_s, value_text(fit.rate.latency_s, "s"),
-           fit_text(fit.rate.latency_s, fit.standard_error.latency_s), ""}};
+  return pair_of({prefix + ".gbps", fit.rate.gbps, "GB/s", fit.standard_error.gbps},
+                 {prefix + ".latency_s", fit.rate.latency_s, "s", fit.standard_error.latency_s}, fit.summary,
+                 fit.correlation);
 }
 
 std::vector<Finding> findings(const std::string& prefix, const KernelFit& fit) {
-  const std::string residual = residual_text(fit.summary);
-  return {{prefix + ".peak_gflops", fit.rate.peak_gflops, value_text(fit.rate.peak_gflops, "Gflop/s"),
-           fit_text(fit.rate.peak_gflops, fit.standard_error.peak_gflops) + residual, fit.summary.note},
-          {prefix + ".half_gflop", fit.rate.half_gflop, value_text(fit.rate.half_gflop, "Gflop"),
-           fit_text(fit.rate.half_gflop, fit.standard_error.half_gflop), ""}};
+  return pair_of({prefix + ".peak_gflops", fit.rate.peak_gflops, "Gflop/s", fit.standard_error.peak_gflops},
+                 {prefix + ".half_gflop", fit.rate.half_gflop, "Gflop", fit.standard_error.half_gflop}, fit.summary,
+                 fit.correlation);
+}
+
+std::string value_text(const Finding& finding) {
+  if (finding.unit == "s") return format_seconds(finding.value);
+  if (finding.unit == "B") return format_bytes(std::llround(finding.value));
+  return fmt::format("{:.4g}{}{}", finding.value, finding.unit.empty() ? "" : " ", finding.unit);
+}
+
+std::string spread_text(const Finding& finding) {
+  std::string text;
+  // A value near 0 has no relative error.
+  if (finding.standard_error > 0) {
+    text = finding.standard_error < std::abs(finding.value)
+               ? fmt::format("se {:.1f} %", 100 * finding.standard_error / std::abs(finding.value))
+               : fmt::format("se {:.2g}{}{}", finding.standard_error, finding.unit.empty() ? "" : " ", finding.unit);
+  }
+  if (finding.fit) {
+    text += fmt::format("{}fit rms {:.1f} % of {} samples", text.empty() ? "" : ", ",
+                        100 * finding.fit->residual_rms_log, finding.fit->samples);
+  }
+  return text;
 }
 
 }  // namespace slidedp

@@ -22,6 +22,7 @@ constexpr size_t kFewestShapes = 8;
 constexpr int kColumns = 4;
 enum Column { kFixed, kProducts, kAttention, kBytes };
 using Row = std::array<double, kColumns>;
+using Covariance = std::array<double, kColumns * kColumns>;
 // A flop of attention costs between a quarter and 50 times one of a product.
 constexpr double kLeastAttention = 0.25, kMostAttention = 50;
 // Weight of the distance from the law without attention and bytes apart: leads what the samples do not tell there.
@@ -104,14 +105,26 @@ class LayerProblem {
     fit.summary.samples = static_cast<int>(rows_.size());
     fit.summary.residual_rms_log = std::sqrt(squares / static_cast<double>(rows_.size()));
     fit.summary.residual_sigma_log = sigma();
-    // Delta method; the fixed cost's correlation with the peak is neglected.
-    const Row error = errors();
+    // Delta method: peak goes with 1 / products, half with fixed / products, attention with 1 / (products * attention).
+    const Covariance c = covariance();
+    const auto cov = [&](Column a, Column b) { return c[static_cast<size_t>(a * kColumns + b)]; };
+    const auto relative = [&](Column a) { return std::sqrt(cov(a, a)) / p[a]; };
     LayerRate& se = fit.standard_error;
-    se.products.peak_gflops = fit.rate.products.peak_gflops * error[kProducts] / p[kProducts];
-    se.products.half_gflop =
-        std::hypot(error[kFixed], p[kFixed] * error[kProducts] / p[kProducts]) * longest_ / second_a_flop / kGiga;
-    se.attention_gflops = fit.rate.attention_gflops * error[kAttention] / p[kAttention];
-    if (bytes) se.gbps = fit.rate.gbps * error[kBytes] / p[kBytes];
+    se.products.peak_gflops = fit.rate.products.peak_gflops * relative(kProducts);
+    const double ratio = p[kFixed] / p[kProducts];
+    const double var_half =
+        cov(kFixed, kFixed) - 2 * ratio * cov(kFixed, kProducts) + ratio * ratio * cov(kProducts, kProducts);
+    const double half_scale = longest_ / second_a_flop / kGiga;
+    se.products.half_gflop = std::sqrt(std::max(var_half, 0.0)) * half_scale;
+    const double cov_peak_half = (ratio * cov(kProducts, kProducts) - cov(kFixed, kProducts)) / p[kProducts] *
+                                 fit.rate.products.peak_gflops * half_scale;
+    const double errors = se.products.peak_gflops * se.products.half_gflop;
+    fit.correlation = errors > 0 ? std::clamp(cov_peak_half / errors, -1.0, 1.0) : 0;
+    const double var_attention = relative(kProducts) * relative(kProducts) +
+                                 relative(kAttention) * relative(kAttention) +
+                                 2 * cov(kProducts, kAttention) / (p[kProducts] * p[kAttention]);
+    se.attention_gflops = fit.rate.attention_gflops * std::sqrt(std::max(var_attention, 0.0));
+    if (bytes) se.gbps = fit.rate.gbps * relative(kBytes);
     return fit;
   }
 
@@ -161,19 +174,19 @@ class LayerProblem {
     return 1.4826 * median_of(magnitudes) * std::sqrt(n / std::max(n - kColumns, 1.0));
   }
 
-  Row errors() const {
+  Covariance covariance() const {
     ceres::Covariance::Options options;
     options.algorithm_type = ceres::DENSE_SVD;
     options.min_reciprocal_condition_number = 0;  // the pulls keep it of full rank
-    ceres::Covariance covariance(options);
+    ceres::Covariance solver(options);
     const std::vector<std::pair<const double*, const double*>> wanted{{parameters_.data(), parameters_.data()}};
-    std::array<double, kColumns * kColumns> block{};
-    Row result{};
-    if (covariance.Compute(wanted, problem_.get()) &&
-        covariance.GetCovarianceBlock(parameters_.data(), parameters_.data(), block.data())) {
-      for (size_t i = 0; i < kColumns; ++i) result[i] = sigma() * std::sqrt(block[i * kColumns + i]);
+    Covariance block{};
+    if (!solver.Compute(wanted, problem_.get()) ||
+        !solver.GetCovarianceBlock(parameters_.data(), parameters_.data(), block.data())) {
+      return {};
     }
-    return result;
+    for (double& value : block) value *= sigma() * sigma();
+    return block;
   }
 
   std::vector<Row> rows_;
@@ -208,12 +221,14 @@ LayerFit fit_layer(std::span<const LayerSample> samples, const std::string& what
     const KernelFit kernel = fit_kernel(plain, what);
     fit.rate.products = kernel.rate;
     fit.standard_error.products = kernel.standard_error;
+    fit.correlation = kernel.correlation;
     fit.summary = kernel.summary;
     return fit;
   }
   LayerProblem problem(samples);
   const bool converged = problem.solve();
   fit = problem.result();
+  fit.summary.what = what;
   fit.summary.converged = converged;
   if (!converged) fit.summary.note = what + ": the fit did not converge; the values are its last iterate";
   return fit;

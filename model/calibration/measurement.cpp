@@ -36,6 +36,38 @@ double relative_error(std::span<const double> values) {
   return 1.57 * range / std::sqrt(static_cast<double>(sorted.size())) / std::abs(middle);
 }
 
+void add_round(std::vector<Measurement>& all, std::vector<Measurement> more, int round) {
+  for (Measurement& measurement : more) {
+    measurement.rounds.assign(measurement.repeats.size(), round);
+    const auto earlier = std::find_if(all.begin(), all.end(), [&](const Measurement& m) {
+      return m.value_name == measurement.value_name && m.parameters == measurement.parameters;
+    });
+    if (earlier == all.end()) {
+      all.push_back(std::move(measurement));
+      continue;
+    }
+    earlier->repeats.insert(earlier->repeats.end(), measurement.repeats.begin(), measurement.repeats.end());
+    earlier->rounds.insert(earlier->rounds.end(), measurement.rounds.begin(), measurement.rounds.end());
+    earlier->steady = (earlier->steady && measurement.steady) || relative_error(earlier->repeats) < kSteady;
+  }
+}
+
+std::vector<Measurement> without_round(std::span<const Measurement> all, int round) {
+  std::vector<Measurement> rest;
+  for (const Measurement& measurement : all) {
+    Measurement kept = measurement;
+    kept.repeats.clear();
+    kept.rounds.clear();
+    for (size_t i = 0; i < measurement.repeats.size(); ++i) {
+      if (measurement.round_of(i) == round) continue;
+      kept.repeats.push_back(measurement.repeats[i]);
+      kept.rounds.push_back(measurement.round_of(i));
+    }
+    if (!kept.repeats.empty()) rest.push_back(std::move(kept));
+  }
+  return rest;
+}
+
 std::vector<const Measurement*> select(std::span<const Measurement> all, const std::string& value_name) {
   std::vector<const Measurement*> chosen;
   for (const Measurement& measurement : all) {

@@ -15,9 +15,21 @@ struct Measurement {
   std::string value_name;  // "seconds", "forward", "cores"
   std::string unit;        // "s", "B", "1"
   std::map<std::string, double> parameters;
-  std::vector<double> repeats;  // in the order taken, warm-up excluded
-  bool steady = true;           // false: the time limit ended it first
+  std::vector<double> repeats;   // in the order taken, warm-up excluded
+  bool steady = true;            // false: the time limit ended it first
+  std::vector<int> rounds = {};  // in which each repeat was taken; empty: all in round 0
+
+  int round_of(size_t repeat) const { return rounds.empty() ? 0 : rounds[repeat]; }
 };
+
+// What a median is called steady by: relative_error() below this.
+inline constexpr double kSteady = 0.02;
+
+// A profile is measured in rounds: every probe, then every probe again, so that what differs from one time to the next
+// (where pages lie, clocks, warmth, other guests of the host) shows. Adds a round's repeats to those of earlier rounds.
+void add_round(std::vector<Measurement>& all, std::vector<Measurement> more, int round);
+// What was measured in the other rounds.
+std::vector<Measurement> without_round(std::span<const Measurement> all, int round);
 
 double median(std::span<const double> values);  // of at least one value
 // Half-width of the median's error bar over the median: 1.57 * (interquartile range) / sqrt(n) / median.

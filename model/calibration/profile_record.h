@@ -27,9 +27,9 @@ struct MachineIdentity {
 
 struct ProbeOutcome {
   std::string key, method;
-  std::optional<std::string> waived;  // the reason; then nothing is fitted
-  std::vector<Measurement> measurements;
-  std::vector<Finding> findings;
+  std::optional<std::string> waived = std::nullopt;  // the reason; then nothing is fitted
+  std::vector<Measurement> measurements = {};
+  std::vector<Finding> findings = {};
   double seconds = 0;           // that the probe took
   int64_t finished_unix_s = 0;  // wall clock
 };
@@ -39,6 +39,8 @@ struct ProfileRun {
   std::string backend, model;  // model: whose shapes the kernels had
   int ranks = 0;
   bool quick = false;
+  int rounds = 1;  // that every probe was repeated in
+  std::string program_version = SLIDEDP_VERSION;
   int64_t started_unix_s = 0;
   double seconds = 0;
   double other_threads = 0;  // of other programs that ran when the first probe started
@@ -55,14 +57,19 @@ using FillOfProbe = std::function<std::vector<Finding>(const std::string& key, c
 
 // One probe that fails does not take the others' results with it. What it would have found is then missing, and said to
 // be.
-std::string failure_text(const std::exception& error);
+void waive_for(ProbeOutcome& outcome, const std::exception& error);  // rethrows an interruption
 
 // Fits one probe's samples: the outcome's findings, and their values in `spec`. A probe whose samples cannot be fitted
 // is waived with the reason, and `spec` stays.
 void fit_outcome(ProbeOutcome& outcome, const FillFacts& facts, HardwareSpec& spec, const FillOfProbe& fill);
 
-// Fits all samples of the run: its spec and findings. `start` holds the values of what was not measured.
+// Fits all samples of the run: its spec, with uncertainties, and findings. `start` holds the values of what was not
+// measured. A value's standard error is the larger of what the scatter of its repeats predicts and what rounds differ
+// by (jackknife over rounds, of the whole way from samples to profile), and at least a floor.
 void fit_profile(ProfileRun& run, const HardwareSpec& start, const FillOfProbe& fill = fill_fields);
+
+// "2026-01-31 12:00:00 UTC"
+std::string utc_text(int64_t unix_s);
 
 // The profile with a comment header: date, machine, spread of each value, waived probes, notes.
 std::string profile_text(const ProfileRun& run);

@@ -62,31 +62,32 @@ int64_t attention_backward_elements(const ModelSpec& model, const Plan& plan, co
          + plan.threads.compute_per_rank * scratch;
 }
 
-// What a selective layer forms again and other layers save. A rank's layers run one after another, so one selective
-// layer decides for all.
-struct FormedAgain {
-  int64_t rstd = 0;            // of a block's norm
+// What lies in the saved area of other layers. Backward's gradients of these tensors take the same place as the
+// tensors, saved or not.
+struct NotSaved {
+  int64_t activation = 0;      // silu(gate) * up: only keep saves it
+  int64_t normed = 0;          // a block's normed input and its 1/rms: selective does not save them
   int64_t forward_heads = 0;   // rotated queries and keys (without QK-norm a copy of qkv) and QK-norm's 1/rms
   int64_t backward_heads = 0;  // the same; without QK-norm backward rotates qkv itself
-  FormedAgain(const ModelSpec& model, const Plan& plan, const Sizes& s) {
-    if (std::ranges::count(plan.activation, ActivationPolicy::selective) == 0) return;
-    rstd = s.tokens;
+  NotSaved(const ModelSpec& model, const Plan& plan, const Sizes& s) {
+    if (!all_keep(plan)) activation = s.tokens * s.intermediate;
+    if (!some_selective(plan)) return;
+    normed = s.tokens * s.hidden + s.tokens;
     backward_heads = model.qk_norm ? s.tokens * (s.queries + s.keys + model.heads + model.kv_heads) : 0;
     forward_heads = model.qk_norm ? backward_heads : s.tokens * (s.queries + 2 * s.keys);
   }
 };
 
 int64_t layer_elements(const ModelSpec& model, const Plan& plan, const Sizes& s) {
-  const FormedAgain again(model, plan, s);
+  const NotSaved not_saved(model, plan, s);
   // Forward, one block after another: the normed input or activation of a block and its matrix in fp32. Backward needs
-  // the same pairs (the gradient of a block's input takes the place of the input itself); a bf16 gradient slot needs an
-  // fp32 matrix of the same size instead of the weights, never both.
-  return std::max({s.tokens * s.hidden + again.rstd + s.qkv_matrix(),                 // normed input, q/k/v matrix
-                   again.forward_heads + attention_forward_elements(model, plan, s),  //
-                   s.o_matrix(),                                                      //
-                   s.tokens * s.hidden + again.rstd + s.gate_up_matrix(),             // normed residual, gate/up matrix
-                   s.tokens * s.intermediate + s.down_matrix(),                       // silu(gate) * up, down matrix
-                   again.backward_heads + attention_backward_elements(model, plan, s)});
+  // the same pairs; a bf16 gradient slot needs an fp32 matrix of the same size instead of the weights, never both.
+  return std::max({not_saved.normed + s.qkv_matrix(),                                     //
+                   not_saved.forward_heads + attention_forward_elements(model, plan, s),  //
+                   s.o_matrix(),                                                          //
+                   not_saved.normed + s.gate_up_matrix(),                                 //
+                   not_saved.activation + s.down_matrix(),                                //
+                   not_saved.backward_heads + attention_backward_elements(model, plan, s)});
 }
 
 int64_t head_elements(const ModelSpec& model, const Plan& plan, const Sizes& s) {
@@ -108,7 +109,11 @@ SavedLayout saved_layout(const ModelSpec& model, int64_t tokens, DType compute, 
   const int64_t queries = model.heads * model.head_dim, keys = model.kv_heads * model.head_dim;
   Offsets offsets;
   SavedLayout layout;
-  if (all) layout.input_rstd = offsets.take(tokens * 4);
+  const auto take_norm = [&](int64_t& rstd, int64_t& normed) {
+    rstd = offsets.take(tokens * 4);
+    normed = offsets.take(tokens * model.hidden * element);
+  };
+  if (all) take_norm(layout.input_rstd, layout.normed_input);
   layout.qkv = offsets.take(tokens * (queries + 2 * keys) * element);
   if (all && !model.qk_norm) layout.qk_rotated = layout.qkv;
   if (all && model.qk_norm) {
@@ -118,8 +123,9 @@ SavedLayout saved_layout(const ModelSpec& model, int64_t tokens, DType compute, 
   layout.attention = offsets.take(tokens * queries * element);
   layout.log_sum_exp = offsets.take(tokens * model.heads * 4);
   layout.residual = offsets.take(tokens * model.hidden * element);
-  if (all) layout.residual_rstd = offsets.take(tokens * 4);
+  if (all) take_norm(layout.residual_rstd, layout.normed_residual);
   layout.gate_up = offsets.take(tokens * std::max(2 * model.intermediate, queries) * element);
+  if (policy == ActivationPolicy::keep) layout.activation = offsets.take(tokens * model.intermediate * element);
   layout.bytes = offsets.end;
   return layout;
 }

@@ -2,7 +2,9 @@
 // tensors out by SavedLayout, so what the planner counts is what runs.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 
 #include "model/base/types.h"
 #include "model/spec/model_spec.h"
@@ -14,12 +16,13 @@ namespace slidedp {
 inline constexpr int64_t kNotSaved = -1;
 
 // Offsets in bytes of the tensors that one layer saves for one micro-batch of `tokens` tokens, besides the layer input,
-// which is a buffer of its own. Always formed again in backward: the normed inputs and silu(gate) * up. `selective`
-// also forms again every 1/rms, QK-norm and RoPE; the other policies save them (recompute and offload while their
-// scratch holds the layer). Offsets are 64-byte aligned. Backward turns qkv, qk_rotated and gate_up into their
-// gradients.
+// which is a buffer of its own. `keep` saves all that backward reads. `selective` forms again every norm, RoPE and
+// silu(gate) * up. Recompute and offload, whose scratch holds one layer, have in it what keep has but silu(gate) * up:
+// the backward of that forms it on its way. Offsets are 64-byte aligned. Backward writes over all of it: what it has
+// read becomes a gradient.
 struct SavedLayout {
-  int64_t input_rstd = kNotSaved;  // fp32 [tokens]: 1/rms of the layer input; not selective
+  int64_t input_rstd = kNotSaved;    // fp32 [tokens]: 1/rms of the layer input; not selective
+  int64_t normed_input = kNotSaved;  // compute type [tokens, hidden]; not selective
   // Compute type, one row a token: [tokens, (heads + 2 * kv_heads) * head_dim], queries, keys, values, after bias, as
   // projected unless qk_rotated says otherwise.
   int64_t qkv = 0;
@@ -27,16 +30,26 @@ struct SavedLayout {
   // Queries and keys after QK-norm and RoPE; not selective. With QK-norm [tokens, (heads + kv_heads) * head_dim];
   // without, equal to qkv: they are rotated where they are.
   int64_t qk_rotated = kNotSaved;
-  int64_t attention = 0;              // compute type [tokens, heads * head_dim]
-  int64_t log_sum_exp = 0;            // fp32, heads * tokens; by document, inside one [kv head][token][group]
-  int64_t residual = 0;               // compute type [tokens, hidden]: input + attention block
-  int64_t residual_rstd = kNotSaved;  // fp32 [tokens]; not selective
+  int64_t attention = 0;                // compute type [tokens, heads * head_dim]
+  int64_t log_sum_exp = 0;              // fp32, heads * tokens; by document, inside one [kv head][token][group]
+  int64_t residual = 0;                 // compute type [tokens, hidden]: input + attention block
+  int64_t residual_rstd = kNotSaved;    // fp32 [tokens]; not selective
+  int64_t normed_residual = kNotSaved;  // compute type [tokens, hidden]; not selective
   // Compute type [tokens, 2 * intermediate], gate then up, after bias. Backward reuses the area for the gradient of the
   // attention output, so it also has room for [tokens, heads * head_dim].
   int64_t gate_up = 0;
+  int64_t activation = kNotSaved;  // compute type [tokens, intermediate]: silu(gate) * up; keep only
   int64_t bytes = 0;
 };
 SavedLayout saved_layout(const ModelSpec& model, int64_t tokens, DType compute, ActivationPolicy policy);
+
+// What decides over temporaries: a rank's layers run one after another, so one layer of a policy is like all.
+inline bool all_keep(const Plan& plan) {
+  return std::ranges::count(plan.activation, ActivationPolicy::keep) == std::ssize(plan.activation);
+}
+inline bool some_selective(const Plan& plan) {
+  return std::ranges::count(plan.activation, ActivationPolicy::selective) > 0;
+}
 
 inline int64_t hidden_bytes(const ModelSpec& model, int64_t tokens, DType compute) {
   return tokens * model.hidden * size_of(compute);

@@ -22,7 +22,7 @@ constexpr int64_t kSortBytesPerToken = 32;
 
 struct CudaSizes {
   int64_t tokens, hidden, intermediate, queries, keys, longest;
-  bool selective;
+  bool selective, all_keep;
   CudaSizes(const ModelSpec& model, const Plan& plan)
       : tokens(plan.micro_batch_tokens()),
         hidden(model.hidden),
@@ -30,7 +30,8 @@ struct CudaSizes {
         queries(model.heads * model.head_dim),
         keys(model.kv_heads * model.head_dim),
         longest(plan.seq),
-        selective(std::ranges::count(plan.activation, ActivationPolicy::selective) > 0) {}
+        selective(some_selective(plan)),
+        all_keep(slidedp::all_keep(plan)) {}
 };
 
 // Rotated heads that are not saved and QK-norm's 1/rms. Without QK-norm backward rotates qkv itself.
@@ -70,12 +71,13 @@ int64_t attention_backward_bytes(const ModelSpec& model, const CudaSizes& s) {
 }
 
 int64_t layer_bytes(const ModelSpec& model, const CudaSizes& s) {
-  const int64_t normed = s.tokens * s.hidden * 2 + s.tokens * 4;  // normed input, then its gradient; 1/rms
+  // What is not saved, then (all but 1/rms) its gradient: a block's normed input and 1/rms; silu(gate) * up.
+  const int64_t normed = s.selective ? s.tokens * s.hidden * 2 + s.tokens * 4 : 0;
+  const int64_t activation = s.all_keep ? 0 : s.tokens * s.intermediate * 2;
   const int64_t biases = 128 * std::max({s.queries + 2 * s.keys, 2 * s.intermediate, s.hidden}) * 4;
   return std::max(
       {normed + kPartialBytes + (model.qkv_bias || model.o_bias || model.mlp_bias ? biases : 0),
-       rotated_bytes(model, s, true) + attention_forward_bytes(model, s),
-       s.tokens * s.intermediate * 2 + (model.mlp_bias ? biases : 0),  // silu(gate) * up
+       rotated_bytes(model, s, true) + attention_forward_bytes(model, s), activation + (model.mlp_bias ? biases : 0),
        rotated_bytes(model, s, false) + attention_backward_bytes(model, s) + kPartialRows * 2 * model.head_dim * 4});
 }
 

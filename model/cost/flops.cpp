@@ -12,10 +12,13 @@ double layer_backward_flops(const ModelSpec& model, int64_t rows, int64_t seq) {
   return 2.0 * layer_forward_flops(model, rows, seq);
 }
 
-double selective_backward_bytes(const ModelSpec& model, int64_t tokens, DType compute) {
-  const int64_t rotated = (model.heads + model.kv_heads) * model.head_dim;
-  return static_cast<double>(tokens) * static_cast<double>(2 * model.hidden + 2 * rotated) *
-         static_cast<double>(size_of(compute));
+double formed_again_bytes(const ModelSpec& model, int64_t tokens, DType compute, ActivationPolicy policy) {
+  if (policy == ActivationPolicy::keep) return 0;
+  int64_t elements = model.intermediate;
+  if (policy == ActivationPolicy::selective) {
+    elements += 4 * model.hidden + 2 * (model.heads + model.kv_heads) * model.head_dim;
+  }
+  return static_cast<double>(tokens) * static_cast<double>(elements) * static_cast<double>(size_of(compute));
 }
 
 double head_flops(const ModelSpec& model, int64_t tokens) {

@@ -5,6 +5,7 @@
 
 #include "model/base/types.h"
 #include "model/spec/model_spec.h"
+#include "model/spec/plan.h"
 
 namespace slidedp {
 
@@ -12,11 +13,11 @@ namespace slidedp {
 // heads * head_dim. Backward is twice the forward.
 double layer_forward_flops(const ModelSpec& model, int64_t rows, int64_t seq);
 double layer_backward_flops(const ModelSpec& model, int64_t rows, int64_t seq);
-// What a selective layer's backward reads and writes on the device beyond what backward does under the other policies
-// (which also form the normed inputs and silu(gate) * up again, so that is in its rate): the layer input and the
-// residual are read for their 1/rms, the projected queries and keys are read and written again after QK-norm and RoPE.
-// tokens * (2 * hidden + 2 * (heads + kv_heads) * head_dim) elements.
-double selective_backward_bytes(const ModelSpec& model, int64_t tokens, DType compute);
+// What a layer's backward reads and writes on the device beyond what it does under `keep`, to form again what its
+// policy does not save (SavedLayout). All but keep: silu(gate) * up is written, tokens * intermediate elements.
+// Selective also reads layer input and residual and writes them normed, and reads the projected queries and keys and
+// writes them after QK-norm and RoPE: tokens * (4 * hidden + 2 * (heads + kv_heads) * head_dim) elements.
+double formed_again_bytes(const ModelSpec& model, int64_t tokens, DType compute, ActivationPolicy policy);
 // Forward and backward of the LM head: 3 * 2 * tokens * vocabulary * hidden.
 double head_flops(const ModelSpec& model, int64_t tokens);
 // The embedding is memory-bound: its "flops" are elements written. Backward of a wave's first micro-batch also zeroes

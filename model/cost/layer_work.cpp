@@ -41,9 +41,9 @@ LayerWork layer_backward_work(const ModelSpec& model, int64_t rows, int64_t seq,
   LayerWork work;
   work.product_flops = 2 * forward.product_flops;
   work.attention_flops = 2 * forward.attention_flops;
-  // SwiGLU: gate, up and a slope in, the product and two slopes out. Two norms: formed again (2), and their gradients
-  // (4: slope, input, sum in and out). Rotation: slopes and what they multiply in, slopes out; values copied.
-  const double elements = 6 * w.intermediate + 2 * (2 + 4) * w.hidden + 3 * (w.queries + w.keys) + 2 * w.keys;
+  // SwiGLU: gate, up and a slope in, two slopes out. Two norms: slope, input, sum in and out. Rotation: slopes and what
+  // they multiply in, slopes out; values copied. What a policy does not save is formed again and counted elsewhere.
+  const double elements = 5 * w.intermediate + 2 * 4 * w.hidden + 3 * (w.queries + w.keys) + 2 * w.keys;
   const double gradient_bytes = (first ? 1 : 2) * static_cast<double>(size_of(accumulator));
   work.bytes = tokens_of(rows, seq) * elements * static_cast<double>(size_of(compute)) +
                (kWeightBytes + gradient_bytes) * w.matrix_elements();

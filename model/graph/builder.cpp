@@ -314,10 +314,8 @@ void Builder::emit_layer_backward(const Visit& visit, int rank, int m) {
   touch_gradients(task, Role::gradients, visit.unit);
   count_layer(task, layer_backward_work(model_, plan().micro_batch_rows, plan().seq, plan().compute, plan().accumulator,
                                         task.first));
-  if (policy == ActivationPolicy::selective) {
-    task.work.device_bytes =
-        static_cast<int64_t>(selective_backward_bytes(model_, plan().micro_batch_tokens(), plan().compute));
-  }
+  task.work.device_bytes =
+      static_cast<int64_t>(formed_again_bytes(model_, plan().micro_batch_tokens(), plan().compute, policy));
 }
 
 void Builder::emit_embedding_backward(int rank, int m) {

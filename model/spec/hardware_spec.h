@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "model/base/types.h"
+#include "model/spec/uncertainty.h"
 
 namespace slidedp {
 
@@ -106,8 +107,16 @@ struct HardwareSpec {
   CollectiveSpec collectives;
   KernelSpec kernels;
   HostSpec host;
+  Uncertainty uncertainty;  // of a measured profile
   bool operator==(const HardwareSpec&) const = default;
 };
+
+struct NamedValue {
+  std::string field;  // YAML path
+  double value = 0;
+};
+// Every number of the profile, in the file's order.
+std::vector<NamedValue> named_values(const HardwareSpec&);
 
 HardwareSpec load_hardware_spec(const std::filesystem::path& file);  // strict; throws Error with file:line
 std::string to_yaml(const HardwareSpec&);                            // round trip exact

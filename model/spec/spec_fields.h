@@ -1,6 +1,7 @@
 // The YAML keys of every spec, each listed once (see yaml_reader.h). Internal to model/spec.
 #pragma once
 
+#include "model/spec/catalogue.h"
 #include "model/spec/hardware_spec.h"
 #include "model/spec/plan.h"
 #include "model/spec/train_spec.h"
@@ -9,6 +10,8 @@
 namespace slidedp {
 
 inline constexpr const char* kHardwareSchema = "slidedp.hardware/1";
+inline constexpr const char* kGpuSchema = "slidedp.gpu/1";
+inline constexpr const char* kHostSchema = "slidedp.host/1";
 inline constexpr const char* kTrainSchema = "slidedp.train/1";
 inline constexpr const char* kPlanSchema = "slidedp.plan/1";
 
@@ -88,6 +91,61 @@ void fields(Visitor& visit, HostSpec& spec) {
 }
 
 template <typename Visitor>
+void fields(Visitor& visit, FieldError& error) {
+  visit.value("field", error.field);
+  visit.value("value", error.value, kNotNegative);
+  visit.value("probe", error.probe);
+}
+
+template <typename Visitor>
+void fields(Visitor& visit, FieldCorrelation& correlation) {
+  visit.value("first", correlation.first);
+  visit.value("second", correlation.second);
+  visit.value("value", correlation.value);
+}
+
+template <typename Visitor>
+void fields(Visitor& visit, FitQuality& quality) {
+  visit.value("fit", quality.fit);
+  visit.value("samples", quality.samples, kPositive);
+  visit.value("residual_rms", quality.residual_rms, kNotNegative);
+  visit.value("structured", quality.structured);
+  visit.value("deficient", quality.deficient);
+}
+
+template <typename Visitor>
+void fields(Visitor& visit, WaivedProbe& waived) {
+  visit.value("probe", waived.probe);
+  visit.value("reason", waived.reason);
+}
+
+template <typename Visitor>
+void fields(Visitor& visit, KindCorrection& correction) {
+  visit.value("kind", correction.kind);
+  visit.value("factor", correction.factor, kPositive);
+  visit.value("standard_error", correction.standard_error, kNotNegative);
+}
+
+template <typename Visitor>
+void fields(Visitor& visit, Uncertainty& uncertainty) {
+  visit.value("measured_at", uncertainty.measured_at);
+  visit.value("program_version", uncertainty.program_version);
+  visit.value("host", uncertainty.host);
+  visit.value("processor", uncertainty.processor);
+  visit.value("kernel", uncertainty.kernel);
+  visit.value("gpu", uncertainty.gpu);
+  visit.value("kernel_shapes", uncertainty.kernel_shapes);
+  visit.value("rounds", uncertainty.rounds, kPositive);
+  visit.value("quick", uncertainty.quick);
+  visit.list("standard_errors", uncertainty.standard_errors);
+  visit.list("correlations", uncertainty.correlations);
+  visit.list("fits", uncertainty.fits);
+  visit.list("waived", uncertainty.waived);
+  visit.value("notes", uncertainty.notes);
+  visit.list("corrections", uncertainty.corrections);
+}
+
+template <typename Visitor>
 void fields(Visitor& visit, HardwareSpec& spec) {
   visit.value("name", spec.name);
   visit.value("measured", spec.measured);
@@ -97,6 +155,34 @@ void fields(Visitor& visit, HardwareSpec& spec) {
   visit.section("collectives", spec.collectives);
   visit.section("kernels", spec.kernels);
   visit.section("host", spec.host);
+  visit.section_if(spec.uncertainty.known(), "uncertainty", spec.uncertainty);
+}
+
+template <typename Visitor>
+void fields(Visitor& visit, CatalogueGpu& gpu) {
+  visit.value("name", gpu.name);
+  visit.value("memory_bytes", gpu.memory_bytes, kBytes);
+  visit.value("memory_gbps", gpu.memory_gbps, kPositive);
+  visit.value("bf16_tflops", gpu.bf16_tflops, kPositive);
+  visit.value("half_rate_tensor_cores", gpu.half_rate_tensor_cores, kAny.or_default());
+  visit.value("pcie_generation", gpu.pcie_generation, kPositive);
+  visit.value("pcie_lanes", gpu.pcie_lanes, kPositive.or_default());
+  visit.value("nvlink_gbps", gpu.nvlink_gbps, kNotNegative.or_default());
+  visit.value("nvlink_gpus", gpu.nvlink_gpus, kNotNegative.or_default());
+  visit.value("c2c_gbps", gpu.c2c_gbps, kNotNegative.or_default());
+}
+
+template <typename Visitor>
+void fields(Visitor& visit, CatalogueHost& host) {
+  visit.value("name", host.name);
+  visit.value("cores", host.cores, kPositive);
+  visit.value("memory_bytes", host.memory_bytes, kBytes);
+  visit.value("memory_channels", host.memory_channels, kPositive);
+  visit.value("channel_bytes", host.channel_bytes, kPositive.or_default());
+  visit.value("memory_mtps", host.memory_mtps, kPositive);
+  visit.value("pcie_generation", host.pcie_generation, kPositive);
+  visit.value("pcie_lanes", host.pcie_lanes, kPositive);
+  visit.value("c2c_gpus", host.c2c_gpus, kNotNegative.or_default());
 }
 
 template <typename Visitor>

@@ -17,7 +17,8 @@ namespace slidedp::nn {
 // The saved tensors of one layer and micro-batch, as pointers into the saved area; null: not saved.
 struct SavedTensors {
   SavedTensors(const SavedLayout& layout, void* base);
-  float *input_rstd, *qkv, *qk_rstd, *qk_rotated, *attention, *log_sum_exp, *residual, *residual_rstd, *gate_up;
+  float *input_rstd, *normed_input, *qkv, *qk_rstd, *qk_rotated, *attention, *log_sum_exp, *residual, *residual_rstd,
+      *normed_residual, *gate_up, *activation;
 };
 
 // The block "projection of a norm": output = rms_norm(x) * matrix^T + bias.
@@ -26,8 +27,8 @@ struct NormedProjection {
   bool has_bias;
   int64_t outputs;
   const float* x;
-  float* saved_rstd;  // null: not saved
-  float* output;      // backward: its gradient
+  float *saved_rstd, *saved_normed;  // both or neither; null: not saved
+  float* output;                     // backward: its gradient
 };
 
 // What both passes need; cheap to make, borrows everything.

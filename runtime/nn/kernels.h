@@ -37,8 +37,6 @@ std::vector<float> widen(const uint16_t* from, int64_t elements);
 
 // out = x * rstd * weight with rstd = 1 / sqrt(mean(x^2) + eps) of each row; weight is one row. Source: LlamaRMSNorm.
 void rms_norm(ConstRows x, const uint16_t* weight, double eps, float* rstd, Rows out);
-// The same from a stored rstd; the same bits.
-void rms_norm_apply(ConstRows x, const uint16_t* weight, const float* rstd, Rows out);
 // gradient: in = gradient of the norm's output. dx = or += gradient of its input. dx may alias gradient or x.
 void rms_norm_backward(ConstRows x, const uint16_t* weight, const float* rstd, ConstRows gradient, Rows dx, bool add);
 // sums[j] += sum over rows of gradient * x * rstd: the weight's gradient.
@@ -66,8 +64,9 @@ void rope(Rows heads, const int32_t* positions, const RopeTable& table, bool inv
 
 // gate_up: [tokens, 2 * width], gate then up. out = silu(gate) * up.
 void swiglu(const float* gate_up, int64_t tokens, int64_t width, float* out);
-// gradient: in = gradient of the activation, out = the activation. gate_up: out = gradients of gate and up.
-void swiglu_backward(float* gate_up, int64_t tokens, int64_t width, float* gradient);
+// gradient: of the activation; if `form_activation`, out = the activation (the bits of swiglu()). gate_up: out =
+// gradients of gate and up.
+void swiglu_backward(float* gate_up, int64_t tokens, int64_t width, float* gradient, bool form_activation);
 
 // logits [targets.size(), vocabulary]: in = logits, out = softmax - onehot (zero where the target is -100). Returns the
 // sum of -log p(target) in token order.

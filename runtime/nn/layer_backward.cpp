@@ -35,15 +35,17 @@ void norm_weight_gradient(const GradientSlot& slot, int64_t offset, ConstRows x,
   slot.store(offset, sums);
 }
 
-// Weight, bias and norm gradients; hidden_gradient += gradient of x. One [tokens, hidden] temporary holds first the
-// projection's input, then its gradient.
+// Weight, bias and norm gradients; hidden_gradient += gradient of x. One [tokens, hidden] matrix, saved or temporary,
+// holds first the projection's input, then its gradient.
 void backward(const LayerCall& call, const NormedProjection& block, float* hidden_gradient, const GradientSlot& slot) {
   const int64_t tokens = call.tokens, hidden = call.model.hidden;
   const ConstRows x = matrix_rows(block.x, tokens, hidden);
-  at::Tensor normed = matrix(tokens, hidden);
+  at::Tensor normed = saved_or_temporary(block.saved_normed, tokens, hidden);
   const Rows normed_rows = matrix_rows(normed.data_ptr<float>(), tokens, hidden);
   const RowScale rstd(block.saved_rstd, tokens);
-  rstd.norm_again(x, call.weight(block.norm), call.model.rms_eps, normed_rows);
+  if (block.saved_normed == nullptr) {
+    rms_norm(x, call.weight(block.norm), call.model.rms_eps, rstd.data(), normed_rows);
+  }
   const at::Tensor gradient = view(block.output, tokens, block.outputs);
   weight_gradient(slot, call.offset(block.matrix), gradient, normed);
   if (block.has_bias) {
@@ -55,14 +57,19 @@ void backward(const LayerCall& call, const NormedProjection& block, float* hidde
                     /*add=*/true);
 }
 
-// saved.gate_up becomes the gradient of gate and up.
+// saved.gate_up becomes the gradient of gate and up, a saved activation that of the activation.
 void backward_down(const LayerCall& call, float* hidden_gradient, const GradientSlot& slot) {
   const int64_t tokens = call.tokens, hidden = call.model.hidden, width = call.model.intermediate;
+  const bool saved = call.saved.activation != nullptr;
   const at::Tensor gradient = view(hidden_gradient, tokens, hidden);
-  at::Tensor activation = matrix(tokens, width);
+  at::Tensor activation = saved_or_temporary(call.saved.activation, tokens, width);
+  const auto weight_gradient_from_activation = [&] {
+    weight_gradient(slot, call.offset(TensorRole::down_weight), gradient, activation);
+  };
+  if (saved) weight_gradient_from_activation();
   input_gradient(gradient, call.weight(TensorRole::down_weight), activation);
-  swiglu_backward(call.saved.gate_up, tokens, width, activation.data_ptr<float>());
-  weight_gradient(slot, call.offset(TensorRole::down_weight), gradient, activation);
+  swiglu_backward(call.saved.gate_up, tokens, width, activation.data_ptr<float>(), /*form_activation=*/!saved);
+  if (!saved) weight_gradient_from_activation();
   if (call.model.mlp_bias) {
     bias_gradient(slot, call.offset(TensorRole::down_bias), hidden_gradient, tokens, hidden);
   }

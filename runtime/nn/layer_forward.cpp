@@ -19,7 +19,7 @@ void project(const at::Tensor& input, const uint16_t* weights, int64_t outputs, 
 
 void forward(const LayerCall& call, const NormedProjection& block) {
   const int64_t tokens = call.tokens, hidden = call.model.hidden;
-  const at::Tensor normed = matrix(tokens, hidden);
+  const at::Tensor normed = saved_or_temporary(block.saved_normed, tokens, hidden);
   const RowScale rstd(block.saved_rstd, tokens);
   rms_norm(matrix_rows(block.x, tokens, hidden), call.weight(block.norm), call.model.rms_eps, rstd.data(),
            matrix_rows(normed.data_ptr<float>(), tokens, hidden));
@@ -42,11 +42,13 @@ void project_attention(const LayerCall& call) {
           call.saved.residual, /*add=*/true);
 }
 
-// hidden_out = residual + (silu(gate) * up) * down^T
+// hidden_out (may be null) = residual + (silu(gate) * up) * down^T
 void project_down(const LayerCall& call, float* hidden_out) {
   const ModelSpec& model = call.model;
-  const at::Tensor activation = matrix(call.tokens, model.intermediate);
+  if (hidden_out == nullptr && call.saved.activation == nullptr) return;
+  const at::Tensor activation = saved_or_temporary(call.saved.activation, call.tokens, model.intermediate);
   swiglu(call.saved.gate_up, call.tokens, model.intermediate, activation.data_ptr<float>());
+  if (hidden_out == nullptr) return;
   fill_rows(matrix_rows(hidden_out, call.tokens, model.hidden), call.bias(TensorRole::down_bias, model.mlp_bias),
             matrix_rows(call.saved.residual, call.tokens, model.hidden));
   project(activation, call.weight(TensorRole::down_weight), model.hidden, hidden_out, /*add=*/true);
@@ -56,6 +58,7 @@ void project_down(const LayerCall& call, float* hidden_out) {
 
 SavedTensors::SavedTensors(const SavedLayout& layout, void* base)
     : input_rstd(at_bytes(base, layout.input_rstd)),
+      normed_input(at_bytes(base, layout.normed_input)),
       qkv(at_bytes(base, layout.qkv)),
       qk_rstd(at_bytes(base, layout.qk_rstd)),
       qk_rotated(at_bytes(base, layout.qk_rotated)),
@@ -63,7 +66,9 @@ SavedTensors::SavedTensors(const SavedLayout& layout, void* base)
       log_sum_exp(at_bytes(base, layout.log_sum_exp)),
       residual(at_bytes(base, layout.residual)),
       residual_rstd(at_bytes(base, layout.residual_rstd)),
-      gate_up(at_bytes(base, layout.gate_up)) {}
+      normed_residual(at_bytes(base, layout.normed_residual)),
+      gate_up(at_bytes(base, layout.gate_up)),
+      activation(at_bytes(base, layout.activation)) {}
 
 LayerCall::LayerCall(const ModelSpec& model_spec, const UnitLayout& layout, ActivationPolicy policy,
                      const RopeTable& rope_table, const MicroBatch& micro_batch, const void* unit_weights,
@@ -84,19 +89,13 @@ AttentionShape LayerCall::attention_shape() const {
 }
 
 NormedProjection LayerCall::qkv_block() const {
-  return {TensorRole::input_norm,
-          TensorRole::q_weight,
-          TensorRole::q_bias,
-          model.qkv_bias,
-          qkv_width(),
-          input,
-          saved.input_rstd,
-          saved.qkv};
+  return {TensorRole::input_norm, TensorRole::q_weight, TensorRole::q_bias, model.qkv_bias, qkv_width(), input,
+          saved.input_rstd,       saved.normed_input,   saved.qkv};
 }
 
 NormedProjection LayerCall::gate_up_block() const {
-  return {TensorRole::post_norm,  TensorRole::gate_weight, TensorRole::gate_bias, model.mlp_bias,
-          2 * model.intermediate, saved.residual,          saved.residual_rstd,   saved.gate_up};
+  return {TensorRole::post_norm, TensorRole::gate_weight, TensorRole::gate_bias, model.mlp_bias, 2 * model.intermediate,
+          saved.residual,        saved.residual_rstd,     saved.normed_residual, saved.gate_up};
 }
 
 void layer_forward(const LayerCall& call, float* hidden_out) {
@@ -104,7 +103,7 @@ void layer_forward(const LayerCall& call, float* hidden_out) {
   attend(call);
   project_attention(call);
   forward(call, call.gate_up_block());
-  if (hidden_out != nullptr) project_down(call, hidden_out);
+  project_down(call, hidden_out);
 }
 
 }  // namespace slidedp::nn

@@ -86,13 +86,6 @@ void rms_norm(ConstRows x, const uint16_t* weight, double eps, float* rstd, Rows
   });
 }
 
-void rms_norm_apply(ConstRows x, const uint16_t* weight, const float* rstd, Rows out) {
-  const std::vector<float> scale = widen(weight, x.width);
-  at::parallel_for(0, x.rows, row_grain(x.width), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) apply_row(x.at(row), scale.data(), rstd[row], out.at(row), x.width);
-  });
-}
-
 void rms_norm_backward(ConstRows x, const uint16_t* weight, const float* rstd, ConstRows gradient, Rows dx, bool add) {
   const std::vector<float> scale = widen(weight, x.width);
   at::parallel_for(0, x.rows, row_grain(x.width), [&](int64_t begin, int64_t end) {

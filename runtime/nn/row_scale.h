@@ -5,7 +5,6 @@
 
 #include <cstdint>
 
-#include "runtime/nn/kernels.h"
 #include "runtime/nn/tensors.h"
 
 namespace slidedp::nn {
@@ -17,15 +16,6 @@ class RowScale {
       : temporary_(saved == nullptr ? matrix(rows, 1) : at::Tensor()),
         data_(saved == nullptr ? temporary_.data_ptr<float>() : saved) {}
   float* data() const { return data_; }
-
-  // The norm's output once more, in backward; the same bits either way.
-  void norm_again(ConstRows x, const uint16_t* weight, double eps, Rows out) const {
-    if (temporary_.defined()) {
-      rms_norm(x, weight, eps, data_, out);
-    } else {
-      rms_norm_apply(x, weight, data_, out);
-    }
-  }
 
  private:
   at::Tensor temporary_;

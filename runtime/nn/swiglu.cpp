@@ -15,14 +15,14 @@ SLIDEDP_VECTORIZE void forward_row(const float* gate, const float* up, float* ou
 }
 
 // silu'(g) = s * (1 + g * (1 - s)) with s = sigmoid(g).
-SLIDEDP_VECTORIZE void backward_row(float* gate, float* up, float* gradient, int64_t width) {
+SLIDEDP_VECTORIZE void backward_row(float* gate, float* up, float* gradient, int64_t width, bool form_activation) {
   for (int64_t i = 0; i < width; ++i) {
     const float g = gate[i], u = up[i], d = gradient[i];
     const float denominator = 1.0f + fast_exp(-g);
     const float sigmoid = 1.0f / denominator, silu = g / denominator;
     gate[i] = d * u * (sigmoid * (1.0f + g * (1.0f - sigmoid)));
     up[i] = d * silu;
-    gradient[i] = silu * u;
+    if (form_activation) gradient[i] = silu * u;
   }
 }
 
@@ -37,11 +37,11 @@ void swiglu(const float* gate_up, int64_t tokens, int64_t width, float* out) {
   });
 }
 
-void swiglu_backward(float* gate_up, int64_t tokens, int64_t width, float* gradient) {
+void swiglu_backward(float* gate_up, int64_t tokens, int64_t width, float* gradient, bool form_activation) {
   at::parallel_for(0, tokens, token_grain(width), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       float* gate = gate_up + t * 2 * width;
-      backward_row(gate, gate + width, gradient + t * width, width);
+      backward_row(gate, gate + width, gradient + t * width, width, form_activation);
     }
   });
 }

@@ -59,6 +59,10 @@ at::Tensor view(const float* data, int64_t rows, int64_t columns) {
 
 at::Tensor matrix(int64_t rows, int64_t columns) { return at::empty({rows, columns}, at::dtype(at::kFloat)); }
 
+at::Tensor saved_or_temporary(float* saved, int64_t rows, int64_t columns) {
+  return saved != nullptr ? view(saved, rows, columns) : matrix(rows, columns);
+}
+
 at::Tensor weights_as_fp32(const uint16_t* data, int64_t rows, int64_t columns) {
   at::Tensor result = matrix(rows, columns);
   widen(data, result.data_ptr<float>(), rows * columns);

@@ -16,6 +16,8 @@ at::Tensor view(float* data, int64_t rows, int64_t columns, int64_t stride = 0);
 at::Tensor view(const float* data, int64_t rows, int64_t columns);  // callers only read it
 // A temporary, uninitialised.
 at::Tensor matrix(int64_t rows, int64_t columns);
+// The borrowed memory, or a temporary if it is null.
+at::Tensor saved_or_temporary(float* saved, int64_t rows, int64_t columns);
 // A bf16 matrix as an fp32 temporary.
 at::Tensor weights_as_fp32(const uint16_t* data, int64_t rows, int64_t columns);
 // out = a * b, or out += a * b. Same bits for any number of threads. out has dense rows.

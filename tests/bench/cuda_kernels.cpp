@@ -96,10 +96,6 @@ void norms(Report& report) {
     nn::rms_norm(nn::bf16_data(x), nn::bf16_data(weight), 1e-6f, kTokens, kHidden, nn::fp32_data(rstd),
                  nn::bf16_data(out), nullptr);
   });
-  report.kernel("rms_norm_apply", 2 * row_bytes, [&] {
-    nn::rms_norm_apply(nn::bf16_data(x), nn::bf16_data(weight), nn::fp32_data(rstd), kTokens, kHidden,
-                       nn::bf16_data(out), nullptr);
-  });
   report.kernel("rms_norm_backward", 4 * row_bytes, [&] {
     nn::rms_norm_backward(nn::bf16_data(x), nn::bf16_data(weight), nn::fp32_data(rstd), nn::bf16_data(slope), kTokens,
                           kHidden, nn::bf16_data(out), true, nn::fp32_data(partials), false, nullptr);
@@ -144,9 +140,13 @@ void mlp(Report& report) {
   const double bytes = 2.0 * kTokens * kIntermediate;
   report.kernel("swiglu", 3 * bytes,
                 [&] { nn::swiglu(nn::bf16_data(gate_up), kTokens, kIntermediate, nn::bf16_data(slope), nullptr); });
-  report.kernel("swiglu_backward", 6 * bytes, [&] {
-    nn::swiglu_backward(nn::bf16_data(gate_up), kTokens, kIntermediate, nn::bf16_data(slope), nullptr);
-  });
+  for (const bool form_activation : {false, true}) {
+    report.kernel(form_activation ? "swiglu_backward_forming" : "swiglu_backward", (form_activation ? 6 : 5) * bytes,
+                  [&] {
+                    nn::swiglu_backward(nn::bf16_data(gate_up), kTokens, kIntermediate, nn::bf16_data(slope),
+                                        form_activation, nullptr);
+                  });
+  }
 }
 
 void ends(Report& report) {

@@ -29,3 +29,17 @@ def test_an_unknown_option_is_refused(tmp_path):
     result = subprocess.run([ROOT / "tests/bench/host_engine.sh", "--bench", BENCH, "--out", tmp_path, "--size", "1"],
                             capture_output=True, text=True)
     assert result.returncode == 2 and "--gib N" in result.stderr
+
+
+def test_the_cost_of_the_timeline_is_measured():
+    found = json.loads(subprocess.run([BENCH.parent / "timeline_cost", "--backend", "cpu", "--tasks", "20", "--rounds", "3"],
+                                      capture_output=True, text=True, check=True, timeout=60).stdout)
+    assert [row["bytes"] for row in found] == [256, 1 << 20, 4 << 20]
+    assert all(row[f"{what}_us_{way}"] > 0 for row in found for what in ("done", "issue") for way in ("with", "without"))
+
+
+def test_rates_from_outside_are_measured():
+    found = json.loads(subprocess.run([sys.executable, ROOT / "tests/bench/independent_rates.py", "--gib", "0.01"],
+                                      capture_output=True, text=True, check=True, timeout=120).stdout)
+    assert {"dram_copy_gbps", "dram_triad_gbps", "dram_in_place_gbps"} <= set(found)
+    assert all(rate > 0 for rate in found.values())

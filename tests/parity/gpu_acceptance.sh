@@ -79,7 +79,7 @@ routes() {
 }
 
 memory() {
-  timed memory 200 "$python" "$here/gpu_memory.py" --plan "$launcher slidedp-plan" --run "$launcher slidedp-run" \
+  timed memory 300 "$python" "$here/gpu_memory.py" --seconds 270 --plan "$launcher slidedp-plan" --run "$launcher slidedp-run" \
     --hardware "$hardware" --work "$work/memory" --out "$out/memory.json" "${text[@]}"
 }
 

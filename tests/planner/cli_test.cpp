@@ -11,6 +11,7 @@
 #include <sstream>
 #include <string>
 
+#include "model/spec/catalogue.h"
 #include "model/spec/plan.h"
 #include "tests/planner/problems.h"
 
@@ -103,6 +104,31 @@ TEST_F(PlanProgram, SetsChangeTheSpecsAndThePlanCarriesThem) {
   EXPECT_EQ(file.hardware.gpus, 1);
   EXPECT_EQ(file.hardware.device.memory_bytes, int64_t{2} << 30);
   EXPECT_EQ(file.hardware.host.memory_bytes, int64_t{16} << 30);
+}
+
+TEST_F(PlanProgram, AMachineIsPutTogetherFromTheCatalogue) {
+  const auto part = [](const std::string& name) { return "'" + test::config("hardware/" + name).string() + "'"; };
+  const std::string rest = " --model '" + test::config("model/SmolLM2-135M.json").string() + "' --train '" +
+                           test::config("train/demo.yaml").string() + "' --out '" + plan_file().string() + "'";
+  const std::string gpu = " --hardware " + part("gpu/rtx-4090.yaml"), host = " --host " + part("host/epyc-genoa.yaml");
+  ASSERT_EQ(run(rest + gpu + host + " --gpus 2 --set host.cores=32 --pin waves=1"), 0) << errors();
+  HardwareSpec expected = compose_hardware(load_catalogue_gpu(test::config("hardware/gpu/rtx-4090.yaml")),
+                                           load_catalogue_host(test::config("hardware/host/epyc-genoa.yaml")), 2);
+  expected.host.cores = 32;
+  EXPECT_EQ(load_plan(plan_file()).hardware, expected);
+  EXPECT_THAT(output(), HasSubstr("estimate"));
+  ASSERT_EQ(run(rest + gpu + host + " --pin waves=1"), 0) << errors();
+  EXPECT_EQ(load_plan(plan_file()).hardware.gpus, 1);
+
+  fs::remove(plan_file());
+  EXPECT_EQ(run(rest + gpu), 1);
+  EXPECT_THAT(errors(), AllOf(HasSubstr("rtx-4090.yaml"), HasSubstr("a GPU only"), HasSubstr("--host")));
+  EXPECT_EQ(run(rest + gpu + " --gpus 2"), 2);
+  EXPECT_THAT(errors(), HasSubstr("--host"));
+  EXPECT_EQ(run(rest + gpu + host + " --gpus 0"), 2);
+  EXPECT_EQ(plan(host), 1);
+  EXPECT_THAT(errors(), AllOf(HasSubstr("cpu-2rank.yaml"), HasSubstr("whole machine")));
+  EXPECT_THAT(left(), IsEmpty());
 }
 
 TEST_F(PlanProgram, NothingFitsHasItsOwnExitCode) {

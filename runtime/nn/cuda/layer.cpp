@@ -29,11 +29,14 @@ CudaLayer::CudaLayer(const CudaContext& context, CudaAttention& attention, const
       queries_(model.heads * model.head_dim),
       keys_(model.kv_heads * model.head_dim) {
   const SavedLayout layout = saved_layout(model, tokens_, DType::bf16, policy);
+  normed_input_ = part<uint16_t>(saved, layout.normed_input);
   qkv_ = part<uint16_t>(saved, layout.qkv);
   qk_rotated_ = part<uint16_t>(saved, layout.qk_rotated);
   attention_out_ = part<uint16_t>(saved, layout.attention);
   residual_ = part<uint16_t>(saved, layout.residual);
+  normed_residual_ = part<uint16_t>(saved, layout.normed_residual);
   gate_up_ = part<uint16_t>(saved, layout.gate_up);
+  activation_ = part<uint16_t>(saved, layout.activation);
   input_rstd_ = part<float>(saved, layout.input_rstd);
   qk_rstd_ = part<float>(saved, layout.qk_rstd);
   log_sum_exp_ = part<float>(saved, layout.log_sum_exp);
@@ -48,14 +51,14 @@ CudaLayer::NormedProjection CudaLayer::qkv_block() const {
           queries_ + 2 * keys_,
           input_,
           input_rstd_,
+          normed_input_,
           qkv_};
 }
 
 CudaLayer::NormedProjection CudaLayer::gate_up_block() const {
-  return {TensorRole::post_norm,   TensorRole::gate_weight,
-          TensorRole::gate_bias,   model_.mlp_bias,
-          2 * model_.intermediate, residual_,
-          residual_rstd_,          gate_up_};
+  return {TensorRole::post_norm, TensorRole::gate_weight, TensorRole::gate_bias,
+          model_.mlp_bias,       2 * model_.intermediate, residual_,
+          residual_rstd_,        normed_residual_,        gate_up_};
 }
 
 HeadShape CudaLayer::head_shape() const {
@@ -74,6 +77,13 @@ AttentionInputs CudaLayer::attention_inputs(const RotatedHeads& rotated) const {
   return {{rotated.heads, rotated.stride},
           {rotated.heads + queries_, rotated.stride},
           {qkv_ + queries_ + keys_, queries_ + 2 * keys_}};
+}
+
+CudaLayer::Place CudaLayer::saved_or_temporary(uint16_t* saved, int64_t elements) const {
+  if (saved != nullptr) return {{}, saved};
+  Place place{context_.bf16(elements), nullptr};
+  place.data = bf16_data(place.temporary);
+  return place;
 }
 
 // The stride between tokens is the same wherever the heads lie, so attention makes the same calls under every policy.
@@ -100,13 +110,13 @@ CudaLayer::RotatedHeads CudaLayer::rotated_for_backward() const {
 
 void CudaLayer::project(const NormedProjection& block) const {
   const int64_t hidden = model_.hidden;
-  const at::Tensor normed = context_.bf16(tokens_ * hidden);
+  const Place normed = saved_or_temporary(block.saved_normed, tokens_ * hidden);
   rms_norm(block.x, weight(block.norm), static_cast<float>(model_.rms_eps), tokens_, hidden, block.saved_rstd,
-           bf16_data(normed), context_.stream);
+           normed.data, context_.stream);
   context_.multiply({.rows = tokens_,
                      .columns = block.outputs,
                      .inner = hidden,
-                     .a = {.data = bf16_data(normed), .stride = hidden},
+                     .a = {.data = normed.data, .stride = hidden},
                      .b = {.data = weight(block.matrix), .stride = hidden, .transposed = true},
                      .out = block.output,
                      .out_stride = block.outputs,
@@ -134,52 +144,55 @@ void CudaLayer::forward(uint16_t* hidden_out) const {
   }
   project_onto(attention_out_, queries_, TensorRole::o_weight, TensorRole::o_bias, model_.o_bias, input_, residual_);
   project(gate_up_block());
+  if (hidden_out == nullptr && activation_ == nullptr) return;
+  const Place activation = saved_or_temporary(activation_, tokens_ * model_.intermediate);
+  swiglu(gate_up_, tokens_, model_.intermediate, activation.data, context_.stream);
   if (hidden_out == nullptr) return;
-  const at::Tensor activation = context_.bf16(tokens_ * model_.intermediate);
-  swiglu(gate_up_, tokens_, model_.intermediate, bf16_data(activation), context_.stream);
-  project_onto(bf16_data(activation), model_.intermediate, TensorRole::down_weight, TensorRole::down_bias,
-               model_.mlp_bias, residual_, hidden_out);
+  project_onto(activation.data, model_.intermediate, TensorRole::down_weight, TensorRole::down_bias, model_.mlp_bias,
+               residual_, hidden_out);
 }
 
-// gate_up becomes the gradient of gate and up.
+// gate_up becomes the gradient of gate and up, a saved activation that of the activation.
 void CudaLayer::backward_down(const uint16_t* hidden_gradient, const CudaGradientSlot& slot) const {
   const int64_t width = model_.intermediate;
-  const at::Tensor activation = context_.bf16(tokens_ * width);
+  const bool saved = activation_ != nullptr;
+  const Place activation = saved_or_temporary(activation_, tokens_ * width);
+  const auto weight_gradient_from_activation = [&] {
+    weight_gradient(context_, slot, offset(TensorRole::down_weight), hidden_gradient, model_.hidden, activation.data,
+                    width, tokens_);
+  };
+  if (saved) weight_gradient_from_activation();
   input_gradient(context_, hidden_gradient, model_.hidden, weight(TensorRole::down_weight), width, tokens_,
-                 bf16_data(activation));
-  swiglu_backward(gate_up_, tokens_, width, bf16_data(activation), context_.stream);
-  weight_gradient(context_, slot, offset(TensorRole::down_weight), hidden_gradient, model_.hidden,
-                  bf16_data(activation), width, tokens_);
+                 activation.data);
+  swiglu_backward(gate_up_, tokens_, width, activation.data, /*form_activation=*/!saved, context_.stream);
+  if (!saved) weight_gradient_from_activation();
   if (model_.mlp_bias) {
     bias_gradient(context_, slot.at(offset(TensorRole::down_bias)), hidden_gradient, tokens_, model_.hidden);
   }
 }
 
-// Weight, bias and norm gradients; hidden_gradient += gradient of x. One [tokens, hidden] temporary holds first the
-// projection's input, then its gradient.
+// Weight, bias and norm gradients; hidden_gradient += gradient of x. One [tokens, hidden] matrix, saved or temporary,
+// holds first the projection's input, then its gradient.
 void CudaLayer::backward_block(const NormedProjection& block, uint16_t* hidden_gradient,
                                const CudaGradientSlot& slot) const {
   const int64_t hidden = model_.hidden;
-  const at::Tensor normed = context_.bf16(tokens_ * hidden);
+  const Place normed = saved_or_temporary(block.saved_normed, tokens_ * hidden);
   at::Tensor rstd_temporary;
   float* rstd = block.saved_rstd;
   if (rstd == nullptr) {
     rstd_temporary = context_.fp32(tokens_);
     rstd = fp32_data(rstd_temporary);
-    rms_norm(block.x, weight(block.norm), static_cast<float>(model_.rms_eps), tokens_, hidden, rstd, bf16_data(normed),
+    rms_norm(block.x, weight(block.norm), static_cast<float>(model_.rms_eps), tokens_, hidden, rstd, normed.data,
              context_.stream);
-  } else {
-    rms_norm_apply(block.x, weight(block.norm), rstd, tokens_, hidden, bf16_data(normed), context_.stream);
   }
-  weight_gradient(context_, slot, offset(block.matrix), block.output, block.outputs, bf16_data(normed), hidden,
-                  tokens_);
+  weight_gradient(context_, slot, offset(block.matrix), block.output, block.outputs, normed.data, hidden, tokens_);
   if (block.has_bias) {
     bias_gradient(context_, slot.at(offset(block.bias)), block.output, tokens_, block.outputs);
   }
-  input_gradient(context_, block.output, block.outputs, weight(block.matrix), hidden, tokens_, bf16_data(normed));
+  input_gradient(context_, block.output, block.outputs, weight(block.matrix), hidden, tokens_, normed.data);
   const int64_t rows = rms_norm_partial_rows(tokens_, hidden);
   const at::Tensor partials = context_.fp32(rows * hidden);
-  rms_norm_backward(block.x, weight(block.norm), rstd, bf16_data(normed), tokens_, hidden, hidden_gradient,
+  rms_norm_backward(block.x, weight(block.norm), rstd, normed.data, tokens_, hidden, hidden_gradient,
                     /*add=*/true, fp32_data(partials), /*continued=*/false, context_.stream);
   store_column_sums(fp32_data(partials), rows, hidden, hidden, slot.at(offset(block.norm)), context_.stream);
 }

@@ -40,8 +40,14 @@ class CudaLayer {
     bool has_bias;
     int64_t outputs;
     const uint16_t* x;
-    float* saved_rstd;  // null: not saved
-    uint16_t* output;   // backward: its gradient
+    float* saved_rstd;       // null: not saved
+    uint16_t* saved_normed;  // saved with 1/rms
+    uint16_t* output;        // backward: its gradient
+  };
+  // A tensor in the saved area, or in a temporary where the policy does not save it.
+  struct Place {
+    at::Tensor temporary;
+    uint16_t* data;
   };
   // Queries and keys after QK-norm and RoPE, and QK-norm's 1/rms; they live in the saved area or in temporaries.
   struct RotatedHeads {
@@ -60,6 +66,7 @@ class CudaLayer {
   HeadNorm head_norm() const;
   AttentionInputs attention_inputs(const RotatedHeads& heads) const;
 
+  Place saved_or_temporary(uint16_t* saved, int64_t elements) const;
   // Where the rotated heads go: `place`, or a temporary if it is null.
   RotatedHeads rotate(uint16_t* place) const;
   RotatedHeads rotated_for_backward() const;
@@ -84,7 +91,7 @@ class CudaLayer {
   int64_t tokens_, queries_, keys_;  // queries = heads * head_dim, keys = kv_heads * head_dim
 
   // The saved tensors (SavedLayout); null: not saved.
-  uint16_t *qkv_, *qk_rotated_, *attention_out_, *residual_, *gate_up_;
+  uint16_t *normed_input_, *qkv_, *qk_rotated_, *attention_out_, *residual_, *normed_residual_, *gate_up_, *activation_;
   float *input_rstd_, *qk_rstd_, *log_sum_exp_, *residual_rstd_;
 };
 

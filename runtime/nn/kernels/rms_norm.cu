@@ -14,7 +14,7 @@ constexpr int kMaxWarps = kMaxThreads / kWarp;
 constexpr int64_t kMultiprocessors = 132;
 
 // One block a row; a thread holds up to kVectors vectors of it.
-template <int kVectors, bool kStored>
+template <int kVectors>
 __global__ void __launch_bounds__(kMaxThreads)
     forward(const uint16_t* x, const uint16_t* weight, float eps, int width, float* rstd, uint16_t* out) {
   __shared__ float scratch[kMaxWarps];
@@ -32,13 +32,8 @@ __global__ void __launch_bounds__(kMaxThreads)
 #pragma unroll
     for (int j = 0; j < 8; ++j) squares += values[j] * values[j];
   }
-  float scale;
-  if constexpr (kStored) {
-    scale = rstd[row];
-  } else {
-    scale = 1.0f / sqrtf(block_sum(squares, scratch) / width + eps);
-    if (rstd != nullptr && threadIdx.x == 0) rstd[row] = scale;
-  }
+  const float scale = 1.0f / sqrtf(block_sum(squares, scratch) / width + eps);
+  if (rstd != nullptr && threadIdx.x == 0) rstd[row] = scale;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int at = threadIdx.x + i * blockDim.x;
@@ -143,36 +138,25 @@ Shape block_shape(int64_t width) {
   return {per_thread, (threads + kWarp - 1) / kWarp * kWarp};
 }
 
-template <bool kStored>
-void launch_forward(const uint16_t* x, const uint16_t* weight, float eps, int64_t rows, int64_t width, float* rstd,
-                    uint16_t* out, cudaStream_t stream) {
+}  // namespace
+
+void rms_norm(const uint16_t* x, const uint16_t* weight, float eps, int64_t rows, int64_t width, float* rstd,
+              uint16_t* out, cudaStream_t stream) {
   if (rows == 0) return;
   const Shape shape = block_shape(width);
   const auto grid = static_cast<unsigned>(rows);
   const int columns = static_cast<int>(width);
   switch (shape.vectors_per_thread) {
     case 1:
-      forward<1, kStored><<<grid, shape.threads, 0, stream>>>(x, weight, eps, columns, rstd, out);
+      forward<1><<<grid, shape.threads, 0, stream>>>(x, weight, eps, columns, rstd, out);
       break;
     case 2:
-      forward<2, kStored><<<grid, shape.threads, 0, stream>>>(x, weight, eps, columns, rstd, out);
+      forward<2><<<grid, shape.threads, 0, stream>>>(x, weight, eps, columns, rstd, out);
       break;
     default:
-      forward<4, kStored><<<grid, shape.threads, 0, stream>>>(x, weight, eps, columns, rstd, out);
+      forward<4><<<grid, shape.threads, 0, stream>>>(x, weight, eps, columns, rstd, out);
   }
   check_launch("rms_norm");
-}
-
-}  // namespace
-
-void rms_norm(const uint16_t* x, const uint16_t* weight, float eps, int64_t rows, int64_t width, float* rstd,
-              uint16_t* out, cudaStream_t stream) {
-  launch_forward<false>(x, weight, eps, rows, width, rstd, out, stream);
-}
-
-void rms_norm_apply(const uint16_t* x, const uint16_t* weight, const float* rstd, int64_t rows, int64_t width,
-                    uint16_t* out, cudaStream_t stream) {
-  launch_forward<true>(x, weight, 0.0f, rows, width, const_cast<float*>(rstd), out, stream);
 }
 
 int64_t rms_norm_partial_rows(int64_t rows, int64_t width) {

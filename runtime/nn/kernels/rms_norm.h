@@ -13,9 +13,6 @@ inline constexpr int64_t kMaxNormWidth = 16384;
 // 1/rms.
 void rms_norm(const uint16_t* x, const uint16_t* weight, float eps, int64_t rows, int64_t width, float* rstd,
               uint16_t* out, cudaStream_t stream);
-// The same from a stored rstd; the same bits.
-void rms_norm_apply(const uint16_t* x, const uint16_t* weight, const float* rstd, int64_t rows, int64_t width,
-                    uint16_t* out, cudaStream_t stream);
 
 // Partial sums of a norm's weight gradient: one row of `width` floats a block.
 int64_t rms_norm_partial_rows(int64_t rows, int64_t width);

@@ -39,6 +39,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+template <bool kFormActivation>
 __global__ void __launch_bounds__(kThreads)
     backward(uint16_t* gate_up, int64_t vectors, int vectors_per_row, uint16_t* gradient) {
   const int64_t first = blockIdx.x * static_cast<int64_t>(kThreads * kTurns) + threadIdx.x;
@@ -57,22 +58,23 @@ __global__ void __launch_bounds__(kThreads)
   for (int turn = 0; turn < kTurns; ++turn) {
     const int64_t vector = first + turn * kThreads;
     if (vector >= vectors) continue;
-    float gate[8], up[8], slope[8], activation[8];
+    float gate[8], up[8], slope[8];
     unpack<8>(gate_raw[turn], gate);
     unpack<8>(up_raw[turn], up);
     unpack<8>(gradient_raw[turn], slope);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float s = sigmoid(gate[j]), silu = gate[j] * s;
-      activation[j] = silu * up[j];
+      const float activation = silu * up[j];
       gate[j] = slope[j] * up[j] * (s + silu * (1.0f - s));
       up[j] = slope[j] * silu;
+      slope[j] = activation;
     }
     const uint32_t row = static_cast<uint32_t>(vector) / vectors_per_row;
     uint16_t* to = gate_up + (vector + row * static_cast<int64_t>(vectors_per_row)) * 8;
     store<8>(to, gate);
     store<8>(to + vectors_per_row * 8, up);
-    store<8>(gradient + vector * 8, activation);
+    if constexpr (kFormActivation) store<8>(gradient + vector * 8, slope);
   }
 }
 
@@ -90,10 +92,12 @@ void swiglu(const uint16_t* gate_up, int64_t tokens, int64_t width, uint16_t* ou
   check_launch("swiglu");
 }
 
-void swiglu_backward(uint16_t* gate_up, int64_t tokens, int64_t width, uint16_t* gradient, cudaStream_t stream) {
+void swiglu_backward(uint16_t* gate_up, int64_t tokens, int64_t width, uint16_t* gradient, bool form_activation,
+                     cudaStream_t stream) {
   const int64_t per_row = width / kVectorElements, vectors = tokens * per_row;
   if (vectors == 0) return;
-  backward<<<grid_for(vectors), kThreads, 0, stream>>>(gate_up, vectors, static_cast<int>(per_row), gradient);
+  const auto kernel = form_activation ? backward<true> : backward<false>;
+  kernel<<<grid_for(vectors), kThreads, 0, stream>>>(gate_up, vectors, static_cast<int>(per_row), gradient);
   check_launch("swiglu_backward");
 }
 

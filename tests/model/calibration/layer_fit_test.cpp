@@ -129,7 +129,7 @@ TEST(LayerWork, CountsByHand) {
   EXPECT_DOUBLE_EQ(forward.bytes, 16 * 2 * (6 * 4 + 2 * 3072.0 + 3 * 3) + 2 * matrices);
   const LayerWork backward = layer_backward_work(model, 2, 8, DType::bf16, DType::fp32, true);
   EXPECT_DOUBLE_EQ(backward.flops(), 2 * forward.flops());
-  EXPECT_DOUBLE_EQ(backward.bytes, 16 * 2 * (12 * 4 + 3 * 3072.0 + 2 * 1024 + 6 * 3) + 6 * matrices);
+  EXPECT_DOUBLE_EQ(backward.bytes, 16 * 2 * (8 * 4 + 3 * 3072.0 + 2 * 1024 + 5 * 3) + 6 * matrices);
   const LayerWork again = layer_backward_work(model, 2, 8, DType::bf16, DType::fp32, false);
   EXPECT_DOUBLE_EQ(again.bytes - backward.bytes, 4 * matrices) << "gradients are read as well";
 }

@@ -66,6 +66,8 @@ TEST(Configs, KnownValuesOfTheCatalogue) {
 TEST(Configs, HardwareLoadsAndRoundTrips) {
   ASSERT_FALSE(files_in("hardware").empty());
   for (const auto& file : files_in("hardware")) {
+    // Parts of machines: catalogue_test.cpp.
+    if (file.filename() == "gpu" || file.filename() == "host") continue;
     const HardwareSpec spec = load_hardware_spec(file);
     const std::filesystem::path copy =
         std::filesystem::path(::testing::TempDir()) / ("copy-" + file.filename().string());

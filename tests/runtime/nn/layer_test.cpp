@@ -95,24 +95,28 @@ TEST_P(Layer, ForwardAndGradientsMatchAutogradInDouble) {
   }
 }
 
-TEST_P(Layer, RecomputeWritesTheSameBits) {
+TEST_P(Layer, ForwardWithoutAnOutputSavesTheSameBits) {
   const ModelSpec& model = GetParam();
-  const Plan plan = plan_for(model, kRows, kSeq);
   const TestBatch batch(model, kRows, kSeq, documents(), 7);
-  LayerRun once(model, plan, batch), twice(model, plan, batch);
-  once.forward();
-  twice.forward();
-  // Recompute: into an area that holds something else, without an output.
-  std::memset(twice.saved.data(), 0x3f, static_cast<size_t>(twice.saved.elements()) * 4);
-  twice.compute->layer_forward(0, twice.weights.data(), batch.micro_batch(), twice.input.data(), twice.saved.data(),
-                               nullptr);
-  once.backward();
-  twice.backward();
-  EXPECT_TRUE(same_bits(once.gradients, twice.gradients));
-  EXPECT_TRUE(same_bits(once.gradient, twice.gradient));
+  for (const ActivationPolicy policy :
+       {ActivationPolicy::keep, ActivationPolicy::selective, ActivationPolicy::recompute}) {
+    SCOPED_TRACE(name(policy));
+    const Plan plan = plan_for(model, kRows, kSeq, 1, policy);
+    LayerRun once(model, plan, batch), twice(model, plan, batch);
+    once.forward();
+    twice.forward();
+    // As recomputation does: into an area that holds something else.
+    std::memset(twice.saved.data(), 0x3f, static_cast<size_t>(twice.saved.elements()) * 4);
+    twice.compute->layer_forward(0, twice.weights.data(), batch.micro_batch(), twice.input.data(), twice.saved.data(),
+                                 nullptr);
+    once.backward();
+    twice.backward();
+    EXPECT_TRUE(same_bits(once.gradients, twice.gradients));
+    EXPECT_TRUE(same_bits(once.gradient, twice.gradient));
+  }
 }
 
-TEST_P(Layer, SelectiveGivesTheSameBitsAsKeep) {
+TEST_P(Layer, EveryPolicyGivesTheSameBitsAsKeep) {
   const ModelSpec& model = GetParam();
   struct Shape {
     int64_t seq;
@@ -123,18 +127,24 @@ TEST_P(Layer, SelectiveGivesTheSameBitsAsKeep) {
     const TestBatch batch(model, kRows, shape.seq, shape.documents, 7);
     for (const int threads : {1, 2}) {
       LayerRun keep(model, plan_for(model, kRows, shape.seq, threads), batch);
-      LayerRun selective(model, plan_for(model, kRows, shape.seq, threads, ActivationPolicy::selective), batch,
-                         /*shift=*/1);
       // Twice, so that gradients are overwritten once and added once.
-      for (LayerRun* run : {&keep, &selective}) {
-        run->forward();
-        run->backward(/*first=*/true);
-        run->forward();
-        run->backward(/*first=*/false);
+      const auto twice = [](LayerRun& run) {
+        for (const bool first : {true, false}) {
+          run.forward();
+          run.backward(first);
+        }
+      };
+      twice(keep);
+      for (const ActivationPolicy policy :
+           {ActivationPolicy::selective, ActivationPolicy::recompute, ActivationPolicy::offload}) {
+        SCOPED_TRACE(std::string(name(policy)) + ", " + std::to_string(shape.seq) + " tokens, threads " +
+                     std::to_string(threads));
+        LayerRun run(model, plan_for(model, kRows, shape.seq, threads, policy), batch, /*shift=*/1);
+        twice(run);
+        EXPECT_TRUE(same_bits(keep.output, run.output));
+        EXPECT_TRUE(same_bits(keep.gradient, run.gradient));
+        EXPECT_TRUE(same_bits(keep.gradients, run.gradients));
       }
-      EXPECT_TRUE(same_bits(keep.output, selective.output)) << shape.seq << " tokens, threads " << threads;
-      EXPECT_TRUE(same_bits(keep.gradient, selective.gradient)) << shape.seq << " tokens, threads " << threads;
-      EXPECT_TRUE(same_bits(keep.gradients, selective.gradients)) << shape.seq << " tokens, threads " << threads;
     }
   }
 }

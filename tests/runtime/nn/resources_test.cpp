@@ -132,10 +132,12 @@ std::vector<MemoryCase> memory_cases() {
   cases.push_back({"logits_dominate", model, 2, 128, 128, {128, 128}, 2});
   cases.push_back({"bf16_accumulator", model, 2, 128, 64, {128, 128}, 1, DType::bf16});
   const size_t keep_cases = cases.size();
-  for (size_t i = 0; i < keep_cases; ++i) {
-    cases.push_back(cases[i]);
-    cases.back().name += "_selective";
-    cases.back().policy = ActivationPolicy::selective;
+  for (const ActivationPolicy policy : {ActivationPolicy::selective, ActivationPolicy::recompute}) {
+    for (size_t i = 0; i < keep_cases; ++i) {
+      cases.push_back(cases[i]);
+      cases.back().name += "_" + std::string(name(policy));
+      cases.back().policy = policy;
+    }
   }
   for (MemoryCase& c : wide_head_cases()) cases.push_back(c);
   return cases;
@@ -157,7 +159,7 @@ TEST_P(Temporaries, StayInsideTheBoundAndNearIt) {
 INSTANTIATE_TEST_SUITE_P(Cases, Temporaries, testing::ValuesIn(memory_cases()),
                          [](const auto& info) { return info.param.name; });
 
-// One selective layer is enough to need its temporaries.
+// One selective layer is enough to need its temporaries; without any, one layer that does not keep.
 TEST(MixedPolicies, TemporariesAreThoseOfTheLargestLayer) {
   for (const MemoryCase& c : wide_head_cases()) {
     Plan plan = plan_for(c.model, c.rows, c.seq, c.threads);
@@ -168,9 +170,17 @@ TEST(MixedPolicies, TemporariesAreThoseOfTheLargestLayer) {
     plan.activation.assign(plan.activation.size(), ActivationPolicy::selective);
     EXPECT_EQ(mixed, temporary_bytes(c.model, plan)) << c.name;
     EXPECT_GT(mixed, keep * 3 / 2) << c.name;
-    plan.activation.assign(plan.activation.size(), ActivationPolicy::recompute);
-    EXPECT_EQ(temporary_bytes(c.model, plan), keep) << c.name;
   }
+  ModelSpec model = llama_model();
+  model.intermediate = 3000;
+  Plan plan = plan_for(model, 4, 256);
+  const int64_t keep = temporary_bytes(model, plan);
+  plan.activation.back() = ActivationPolicy::recompute;
+  const int64_t mixed = temporary_bytes(model, plan);
+  EXPECT_EQ(mixed, 4 * (256 * 12 + 4 * 256 * 3000 + 72 * 3000));  // rotations, silu(gate) * up and its matrix
+  EXPECT_LT(keep, mixed / 2);
+  plan.activation.assign(plan.activation.size(), ActivationPolicy::offload);
+  EXPECT_EQ(temporary_bytes(model, plan), mixed);
 }
 
 TEST(Threads, ComputeUsesThePlansThreadsOnWhicheverThreadCallsIt) {
@@ -203,19 +213,23 @@ TEST(SavedLayout, TensorsFollowEachOtherAndCountEveryByte) {
   const SavedLayout layout = saved_layout(model, 16, DType::fp32, ActivationPolicy::keep);
   const int64_t queries = 6 * 36, keys = 2 * 36;
   EXPECT_EQ(layout.input_rstd, 0);
-  EXPECT_EQ(layout.qkv, 64);
+  EXPECT_EQ(layout.normed_input, 64);
+  EXPECT_EQ(layout.qkv, layout.normed_input + 16 * 72 * 4);
   EXPECT_EQ(layout.qk_rstd, layout.qkv + 16 * (queries + 2 * keys) * 4);
   EXPECT_EQ(layout.qk_rotated, layout.qk_rstd + 16 * 8 * 4);
   EXPECT_EQ(layout.attention, layout.qk_rotated + 16 * (queries + keys) * 4);
   EXPECT_EQ(layout.log_sum_exp, layout.attention + 16 * queries * 4);
   EXPECT_EQ(layout.residual, layout.log_sum_exp + 16 * 6 * 4);
   EXPECT_EQ(layout.residual_rstd, layout.residual + 16 * 72 * 4);
-  EXPECT_EQ(layout.gate_up, layout.residual_rstd + 64);
-  EXPECT_EQ(layout.bytes, layout.gate_up + 16 * 216 * 4);  // heads are wider than gate and up together
+  EXPECT_EQ(layout.normed_residual, layout.residual_rstd + 64);
+  EXPECT_EQ(layout.gate_up, layout.normed_residual + 16 * 72 * 4);
+  EXPECT_EQ(layout.activation, layout.gate_up + 16 * 216 * 4);  // heads are wider than gate and up together
+  EXPECT_EQ(layout.bytes, layout.activation + 16 * 100 * 4);
   EXPECT_EQ(hidden_bytes(model, 16, DType::bf16), 16 * 72 * 2);
   // bf16 halves the tensors but not the fp32 statistics.
   const SavedLayout plain = saved_layout(llama_model(), 16, DType::bf16, ActivationPolicy::keep);
-  EXPECT_EQ(plain.bytes, 64 + 16 * 120 * 2 + 16 * 72 * 2 + 16 * 6 * 4 + 16 * 72 * 2 + 64 + 16 * 200 * 2);
+  const int64_t heads = 16 * 120 * 2 + 16 * 72 * 2 + 16 * 6 * 4, norms = 2 * (64 + 16 * 72 * 2);
+  EXPECT_EQ(plain.bytes, norms + heads + 16 * 72 * 2 + 16 * 200 * 2 + 16 * 100 * 2);
   EXPECT_EQ(plain.qk_rotated, plain.qkv);  // rotated in place
   EXPECT_EQ(plain.qk_rstd, kNotSaved);
 }
@@ -224,7 +238,8 @@ TEST(SavedLayout, SelectiveLeavesOutWhatBackwardFormsAgain) {
   for (const ModelSpec& model : all_models()) {
     const int64_t queries = model.heads * model.head_dim, keys = model.kv_heads * model.head_dim;
     const SavedLayout layout = saved_layout(model, 16, DType::fp32, ActivationPolicy::selective);
-    for (const int64_t offset : {layout.input_rstd, layout.qk_rstd, layout.qk_rotated, layout.residual_rstd}) {
+    for (const int64_t offset : {layout.input_rstd, layout.normed_input, layout.qk_rstd, layout.qk_rotated,
+                                 layout.residual_rstd, layout.normed_residual, layout.activation}) {
       EXPECT_EQ(offset, kNotSaved) << model.name;
     }
     EXPECT_EQ(layout.qkv, 0);
@@ -233,11 +248,15 @@ TEST(SavedLayout, SelectiveLeavesOutWhatBackwardFormsAgain) {
     EXPECT_EQ(layout.residual, layout.log_sum_exp + 16 * model.heads * 4);
     EXPECT_EQ(layout.gate_up, layout.residual + 16 * model.hidden * 4);
     EXPECT_EQ(layout.bytes, layout.gate_up + 16 * std::max(2 * model.intermediate, queries) * 4);
-    const int64_t norms = 2 * 16 * 4, heads = 16 * (queries + keys + model.heads + model.kv_heads) * 4;
+    const int64_t norms = 2 * 16 * (1 + model.hidden) * 4;
+    const int64_t heads = model.qk_norm ? 16 * (queries + keys + model.heads + model.kv_heads) * 4 : 0;
+    const int64_t activation = 16 * model.intermediate * 4;
     const SavedLayout keep = saved_layout(model, 16, DType::fp32, ActivationPolicy::keep);
-    EXPECT_EQ(keep.bytes - layout.bytes, norms + (model.qk_norm ? heads : 0)) << model.name;
+    EXPECT_EQ(keep.bytes - layout.bytes, norms + heads + activation) << model.name;
     for (const ActivationPolicy policy : {ActivationPolicy::recompute, ActivationPolicy::offload}) {
-      EXPECT_EQ(saved_layout(model, 16, DType::fp32, policy).bytes, keep.bytes) << model.name;
+      const SavedLayout scratch = saved_layout(model, 16, DType::fp32, policy);
+      EXPECT_EQ(scratch.activation, kNotSaved) << model.name;
+      EXPECT_EQ(scratch.bytes, keep.bytes - activation) << model.name;
     }
   }
 }
@@ -250,6 +269,16 @@ TEST(Flops, CountMatricesAndCausalAttention) {
   EXPECT_DOUBLE_EQ(layer_forward_flops(model, 3, 16), forward);
   EXPECT_DOUBLE_EQ(layer_backward_flops(model, 3, 16), 2 * forward);
   EXPECT_DOUBLE_EQ(head_flops(model, 48), 6.0 * 48 * 301 * 72);
+}
+
+TEST(Flops, BackwardFormsAgainWhatItsPolicyDoesNotSave) {
+  const ModelSpec model = llama_model();
+  const auto bytes = [&](ActivationPolicy policy) { return formed_again_bytes(model, 48, DType::bf16, policy); };
+  EXPECT_EQ(bytes(ActivationPolicy::keep), 0);
+  EXPECT_DOUBLE_EQ(bytes(ActivationPolicy::recompute), 48 * 100 * 2.0);
+  EXPECT_DOUBLE_EQ(bytes(ActivationPolicy::offload), 48 * 100 * 2.0);
+  // Two norms read and write a hidden state each; 6 + 2 heads of 12 are read and written.
+  EXPECT_DOUBLE_EQ(bytes(ActivationPolicy::selective), 48 * (100 + 4 * 72 + 2 * 96) * 2.0);
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ TEST_P(NormKernel, ForwardMatchesFp64) {
   const at::Tensor out = unwritten({rows, width}, at::kBFloat16), again = unwritten({rows, width}, at::kBFloat16, 1);
   const at::Tensor rstd = unwritten({rows}, at::kFloat);
   nn::rms_norm(bf16_of(gpu_x), bf16_of(gpu_weight), kEps, rows, width, fp32_of(rstd), bf16_of(out), nullptr);
-  nn::rms_norm_apply(bf16_of(gpu_x), bf16_of(gpu_weight), fp32_of(rstd), rows, width, bf16_of(again), nullptr);
+  nn::rms_norm(bf16_of(gpu_x), bf16_of(gpu_weight), kEps, rows, width, nullptr, bf16_of(again), nullptr);
   EXPECT_TRUE(same_bits(out, again));
   const at::Tensor torch = at::rms_norm(gpu_x, {width}, gpu_weight, kEps);
   expect_no_worse("rms_norm " + std::to_string(width), out, torch, reference_norm(to_double(x), to_double(weight)));
@@ -104,14 +104,17 @@ TEST_F(Kernels, SwigluMatchesFp64) {
     const at::Tensor gpu = to_gpu(gate_up), out = unwritten({tokens, width}, at::kBFloat16);
     nn::swiglu(bf16_of(gpu), tokens, width, bf16_of(out), nullptr);
     std::vector<at::Tensor> slopes, activations;
-    for (const int shift : {0, 1}) {
-      slopes.push_back(unwritten({tokens, 2 * width}, at::kBFloat16, shift).copy_(gate_up));
-      activations.push_back(unwritten({tokens, width}, at::kBFloat16, shift).copy_(slope));
-      nn::swiglu_backward(bf16_of(slopes.back()), tokens, width, bf16_of(activations.back()), nullptr);
+    for (const int run : {0, 1, 2}) {
+      slopes.push_back(unwritten({tokens, 2 * width}, at::kBFloat16, run % 2).copy_(gate_up));
+      activations.push_back(unwritten({tokens, width}, at::kBFloat16, run % 2).copy_(slope));
+      nn::swiglu_backward(bf16_of(slopes.back()), tokens, width, bf16_of(activations.back()),
+                          /*form_activation=*/run < 2, nullptr);
     }
     EXPECT_TRUE(same_bits(slopes[0], slopes[1]));
+    EXPECT_TRUE(same_bits(slopes[0], slopes[2]));
     EXPECT_TRUE(same_bits(activations[0], activations[1]));
     EXPECT_TRUE(same_bits(activations[0], out));
+    EXPECT_TRUE(same_bits(activations[2], to_gpu(slope)));  // left as it was
 
     const auto forward = [&](const at::Tensor& x) {
       return at::silu(x.narrow(1, 0, width)) * x.narrow(1, width, width);
@@ -132,7 +135,7 @@ TEST_F(Kernels, SwigluIsFiniteForAnyGate) {
   const at::Tensor gpu = to_gpu(gate_up), out = unwritten({8}, at::kBFloat16);
   nn::swiglu(bf16_of(gpu), 1, 8, bf16_of(out), nullptr);
   const at::Tensor slope = to_gpu(at::ones({8}, at::kBFloat16));
-  nn::swiglu_backward(bf16_of(gpu), 1, 8, bf16_of(slope), nullptr);
+  nn::swiglu_backward(bf16_of(gpu), 1, 8, bf16_of(slope), /*form_activation=*/true, nullptr);
   EXPECT_TRUE(at::isfinite(out).all().item<bool>());
   EXPECT_TRUE(at::isfinite(gpu).all().item<bool>());
   const at::Tensor expected = at::silu(to_double(gate_up).narrow(0, 0, 8));
