@@ -50,7 +50,8 @@ std::vector<Measurement> Harness::measure(std::vector<Measurement> what,
   return what;
 }
 
-double seconds_together(int threads, const std::function<void(int worker)>& work) {
+double seconds_together(int threads, const std::function<void(int worker)>& work,
+                        const std::function<void(int worker)>& prepare) {
   std::vector<double> starts(static_cast<size_t>(threads)), ends(static_cast<size_t>(threads));
   std::barrier start(threads);
   {
@@ -58,6 +59,7 @@ double seconds_together(int threads, const std::function<void(int worker)>& work
     for (int worker = 0; worker < threads; ++worker) {
       team.emplace_back([&, worker] {
         const auto index = static_cast<size_t>(worker);
+        prepare(worker);
         start.arrive_and_wait();
         starts[index] = steady_seconds();
         work(worker);

@@ -41,7 +41,9 @@ class Harness {
 };
 
 // Runs `work(worker)` on `threads` threads that start together; returns the seconds from the first start to the last
-// end. `work` must not throw.
-double seconds_together(int threads, const std::function<void(int worker)>& work);
+// end. Neither function may throw; `prepare` is not timed.
+double seconds_together(
+    int threads, const std::function<void(int worker)>& work,
+    const std::function<void(int worker)>& prepare = [](int) {});
 
 }  // namespace slidedp

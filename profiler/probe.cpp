@@ -11,9 +11,9 @@ int64_t ProbeContext::rank_memory_bytes() const {
   return std::max(memory_bytes / 2 / ranks / kGrain, int64_t{1}) * kGrain;
 }
 
-Harness ProbeContext::harness(int measurements) const {
+Harness ProbeContext::harness(int measurements, double times) const {
   HarnessSettings settings;
-  settings.time_limit_s = probe_seconds / rounds / std::max(measurements, 1);
+  settings.time_limit_s = times * probe_seconds / rounds / std::max(measurements, 1);
   if (quick || rounds > 1) settings.min_repeats = 3;
   return Harness(settings, steady_seconds, stop);
 }

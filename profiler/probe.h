@@ -27,9 +27,12 @@ struct ProbeContext {
   int64_t device_total_bytes = 0;      // memory of a rank's own device; 0 on the CPU backend
   int64_t device_available_bytes = 0;  // that one rank may allocate on its device (CPU backend: of the host)
   bool quick = false;
-  // Buffers that stand for host state, in bytes: large, because smaller ones sit in the last-level cache.
+  // Buffers that must miss the caches, in bytes: large, because smaller ones sit in the last-level cache.
   int64_t rolling_bytes = 0;
-  // Time that one probe may take in all rounds, in seconds, shared among its measurements (kernels: a fixed multiple).
+  // Memory that stands for the training state, in bytes: much more, since memory is not everywhere equally fast, and
+  // the state lies everywhere. 0: rolling_bytes.
+  int64_t state_bytes = 0;
+  // Time that one probe may take in all rounds, in seconds, shared among its measurements (some: a fixed multiple).
   double probe_seconds = 0;
   int rounds = 1;  // that all probes are repeated in, see add_round()
   const std::atomic<bool>* stop = nullptr;
@@ -39,8 +42,9 @@ struct ProbeContext {
   // Memory of one rank. On the CPU backend it comes out of the host's own: without another wish, half of that is shared
   // among the ranks.
   int64_t rank_memory_bytes() const;
-  // A harness whose measurements share the probe's time in one round.
-  Harness harness(int measurements) const;
+  // A harness whose measurements share the probe's time in one round, or so many times that.
+  Harness harness(int measurements, double times = 1) const;
+  int64_t state_memory() const { return state_bytes > 0 ? state_bytes : rolling_bytes; }
 };
 
 class Probe {

@@ -14,33 +14,53 @@
 namespace slidedp {
 namespace {
 
+constexpr int kMostSources = 4;
+// Chunks that one thread updates in a repeat: memory is not everywhere equally fast, and one chunk takes milliseconds.
+constexpr int kChunks = 8;
+
 std::optional<std::string> too_little_memory(const ProbeContext& context) {
-  if (slice_elements(context, context.cores, 4) >= kBlockElements) return std::nullopt;
+  if (StatePool::elements_in(context.state_memory(), kMostSources) / context.cores >= kBlockElements) {
+    return std::nullopt;
+  }
   return fmt::format("only {} of memory may be used", format_bytes(context.rolling_bytes));
+}
+
+// Elements that seconds_of_chunks() updates.
+double chunks_elements(const StateSlice& slice) { return static_cast<double>(slice.chunk()) * kChunks; }
+
+double seconds_of_chunks(StateSlice& slice, int sources, UpdatePart part) {
+  return seconds_together(1, [&](int) {
+    for (int i = 0; i < kChunks; ++i) slice.update(sources, part);
+  });
 }
 
 class AdamProbe final : public Probe {
  public:
   std::string key() const override { return "host.adam"; }
   std::string method() const override {
-    return "adam_update over rolling hi, lo, m, v with one bf16 gradient source (26 B of traffic an element), with one "
-           "thread and with all cores";
+    return "adam_update over rolling hi, lo, m, v with one bf16 gradient source (26 B of traffic an element), by "
+           "number "
+           "of threads, each tied to a core";
   }
   std::optional<std::string> waived(const ProbeContext& context) const override { return too_little_memory(context); }
 
   std::vector<Measurement> run(const ProbeContext& context) const override {
-    const std::set<int> team_sizes{1, context.cores};
-    const Harness harness = context.harness(static_cast<int>(team_sizes.size()));
+    const std::vector<int> teams = thread_counts(context);
+    const Harness harness = context.harness(static_cast<int>(teams.size()), 2);
+    StatePool pool(context.state_memory(), 1);
     std::vector<Measurement> result;
-    for (int threads : team_sizes) {
-      const int64_t elements = slice_elements(context, threads, 1);
-      const int64_t count = std::min(kElementsPerCall, elements);
-      std::vector<StateSlice> slices;
-      for (int i = 0; i < threads; ++i) slices.emplace_back(elements, 1);
-      result.push_back(harness.measure(
-          {"seconds", "s", {{"threads", threads}, {"elements", static_cast<double>(count * threads)}}, {}, true}, [&] {
-            return seconds_together(threads, [&](int worker) { slices[static_cast<size_t>(worker)].update(count, 1); });
-          }));
+    for (const int threads : teams) {
+      std::vector<StateSlice> slices = slices_of(pool, threads);
+      const WorkerCores cores(threads, 0);
+      const double elements = static_cast<double>(slices.front().chunk()) * kChunks * threads;
+      result.push_back(harness.measure({"seconds", "s", {{"threads", threads}, {"elements", elements}}, {}, true}, [&] {
+        return seconds_together(
+            threads,
+            [&](int worker) {
+              for (int i = 0; i < kChunks; ++i) slices[static_cast<size_t>(worker)].update(1);
+            },
+            [&](int worker) { cores.take(worker); });
+      }));
     }
     return result;
   }
@@ -56,18 +76,19 @@ class SplitProbe final : public Probe {
   std::optional<std::string> waived(const ProbeContext& context) const override { return too_little_memory(context); }
 
   std::vector<Measurement> run(const ProbeContext& context) const override {
-    const int64_t elements = slice_elements(context, 1, 1);
-    const int64_t count = std::min(kElementsPerCall, elements);
-    StateSlice slice(elements, 1);
+    StatePool pool(context.state_memory(), 1);
+    StateSlice slice(pool, 0, 1);
     std::vector<Measurement> points;
     for (UpdatePart part : kParts) {
-      points.push_back(
-          {"seconds", "s", {{"part", part_number(part)}, {"elements", static_cast<double>(count)}}, {}, true});
+      points.push_back({"seconds", "s", {{"part", part_number(part)}, {"elements", chunks_elements(slice)}}, {}, true});
     }
+    // Both over the same memory, which the caches have lost meanwhile.
     return context.harness(1).measure(std::move(points), [&] {
       std::vector<double> seconds;
+      const int64_t position = slice.position();
       for (UpdatePart part : kParts) {
-        seconds.push_back(seconds_together(1, [&](int) { slice.update(count, 1, part); }));
+        slice.seek(position);
+        seconds.push_back(seconds_of_chunks(slice, 1, part));
       }
       return seconds;
     });
@@ -91,9 +112,15 @@ class NormProbe final : public Probe {
     const int64_t count = std::min(kElementsPerCall, available);
     RollingBuffer gradient(available * kWireBytes, "the norm probe's gradient");
     std::vector<double> sums(static_cast<size_t>(ceil_div(count, kBlockElements)));
-    return {context.harness(1).measure({"seconds", "s", {{"elements", static_cast<double>(count)}}, {}, true}, [&] {
-      const void* source = gradient.next(count * kWireBytes);
-      return seconds_together(1, [&](int) { block_square_sums({{&source, 1}, 1, DType::bf16}, count, sums); });
+    constexpr int kCalls = 4 * kChunks;  // a chunk takes a tenth of what its update takes
+    const double elements = static_cast<double>(count) * kCalls;
+    return {context.harness(1).measure({"seconds", "s", {{"elements", elements}}, {}, true}, [&] {
+      return seconds_together(1, [&](int) {
+        for (int i = 0; i < kCalls; ++i) {
+          const void* source = gradient.next(count * kWireBytes);
+          block_square_sums({{&source, 1}, 1, DType::bf16}, count, sums);
+        }
+      });
     })};
   }
 };
@@ -109,25 +136,27 @@ class SourcesProbe final : public Probe {
   std::optional<std::string> waived(const ProbeContext& context) const override { return too_little_memory(context); }
 
   std::vector<Measurement> run(const ProbeContext& context) const override {
-    const int64_t elements = slice_elements(context, 1, 4);
-    const int64_t count = std::min(kElementsPerCall, elements);
-    StateSlice slice(elements, 4);
+    StatePool pool(context.state_memory(), kMostSources);
+    StateSlice slice(pool, 0, 1);
     std::vector<Measurement> points;
     for (int sources : kSources) {
-      points.push_back({"seconds", "s", {{"sources", sources}, {"elements", static_cast<double>(count)}}, {}, true});
+      points.push_back({"seconds", "s", {{"sources", sources}, {"elements", chunks_elements(slice)}}, {}, true});
     }
-    // One after another in each repeat, so that drift hits all alike and differences stay clean.
-    return context.harness(1).measure(std::move(points), [&] {
+    // One after another in each repeat over the same memory, which the caches have lost meanwhile: drift and the place
+    // hit all alike, and differences stay clean.
+    return context.harness(1, 2).measure(std::move(points), [&] {
       std::vector<double> seconds;
+      const int64_t position = slice.position();
       for (int sources : kSources) {
-        seconds.push_back(seconds_together(1, [&](int) { slice.update(count, sources); }));
+        slice.seek(position);
+        seconds.push_back(seconds_of_chunks(slice, sources, UpdatePart::whole));
       }
       return seconds;
     });
   }
 
  private:
-  static constexpr std::array<int, 3> kSources{1, 2, 4};
+  static constexpr std::array<int, 3> kSources{1, 2, kMostSources};
 };
 
 }  // namespace

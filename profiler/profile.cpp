@@ -58,7 +58,9 @@ ProbeContext make_context(const MachineIdentity& machine, const ModelSpec& model
   context.quick = quick;
   // One GiB in quick mode may in part sit in a large last-level cache; the full mode passes far beyond it.
   const int64_t wanted = quick ? kGiB : std::max(4 * kGiB, 8 * machine.last_level_cache);
-  context.rolling_bytes = std::min(wanted, context.available_bytes / 8) / 4096 * 4096;
+  const auto limited = [&](int64_t bytes) { return std::min(bytes, context.available_bytes / 8) / 4096 * 4096; };
+  context.rolling_bytes = limited(wanted);
+  if (!quick) context.state_bytes = limited(4 * wanted);
   context.probe_seconds = quick ? 1.8 : 5.0;
   context.rounds = quick ? 2 : 3;
   return context;

@@ -96,11 +96,37 @@ Found fill_broadcast(const FillFacts& facts, Measured measured, HardwareSpec& sp
   return fill_collective(facts, measured, "broadcast", spec.collectives.broadcast);
 }
 
+std::vector<LayerSample> layer_samples(Measured measured, const std::string& value_name) {
+  std::vector<LayerSample> samples;
+  for (const Measurement* m : select(measured, value_name)) {
+    const auto number = [&](const char* name) {
+      const auto found = m->parameters.find(name);
+      return found == m->parameters.end() ? 0.0 : found->second;
+    };
+    const double attention = number("attention_flops");
+    const LayerWork work{m->parameters.at("flops") - attention, attention, number("layer_bytes")};
+    for (const double seconds : m->repeats) samples.push_back({work, seconds});
+  }
+  return samples;
+}
+
 Found fill_kernel_layer(const FillFacts&, Measured measured, HardwareSpec& spec) {
-  Found found = fill_kernel(measured, "forward", "kernel.layer forward", "kernels.layer_fwd", spec.kernels.layer_fwd);
-  Found backward =
-      fill_kernel(measured, "backward", "kernel.layer backward", "kernels.layer_bwd", spec.kernels.layer_bwd);
-  std::move(backward.begin(), backward.end(), std::back_inserter(found));
+  Found found;
+  const auto take = [&](const char* value_name, const std::string& pass, KernelRate& products, double& attention,
+                        double& gbps) {
+    const LayerFit fit = fit_layer(layer_samples(measured, value_name), std::string("kernel.layer ") + value_name);
+    products = fit.rate.products;
+    attention = fit.rate.attention_gflops;
+    gbps = fit.rate.gbps;
+    Found of_pass = findings("kernels.layer_" + pass, fit.products());
+    std::move(of_pass.begin(), of_pass.end(), std::back_inserter(found));
+    found.push_back(
+        {"kernels.attention_" + pass + "_gflops", attention, "Gflop/s", fit.standard_error.attention_gflops});
+    found.push_back({"kernels.layer_" + pass + "_gbps", gbps, "GB/s", fit.standard_error.gbps});
+  };
+  KernelSpec& kernels = spec.kernels;
+  take("forward", "fwd", kernels.layer_fwd, kernels.attention_fwd_gflops, kernels.layer_fwd_gbps);
+  take("backward", "bwd", kernels.layer_bwd, kernels.attention_bwd_gflops, kernels.layer_bwd_gbps);
   return found;
 }
 

@@ -17,22 +17,6 @@ constexpr double kWireBytes = 2;  // bf16
 
 double elements_per_s(const Measurement& m) { return m.parameters.at("elements") / median(m.repeats); }
 
-std::vector<ContentionSample> concurrent(Measured measured) {
-  std::vector<ContentionSample> samples;
-  constexpr std::array<std::pair<bool, bool>, 3> kSituations{{{true, false}, {false, true}, {true, true}}};
-  for (const auto& [h2d, d2h] : kSituations) {
-    const std::map<std::string, double> parameters{{"h2d", h2d ? 1.0 : 0.0}, {"d2h", d2h ? 1.0 : 0.0}};
-    const auto rate = [&](const char* name) { return median(find(measured, name, parameters).repeats); };
-    const Measurement& adam = find(measured, "adam", parameters);
-    ContentionSample sample{{h2d, d2h, static_cast<int>(adam.parameters.at("threads"))}, {}};
-    if (h2d) sample.measured.h2d_gbps = rate("h2d");
-    if (d2h) sample.measured.d2h_gbps = rate("d2h");
-    sample.measured.adam_gbps = rate("adam");
-    samples.push_back(sample);
-  }
-  return samples;
-}
-
 }  // namespace
 
 Found fill_host_dram(const FillFacts& facts, Measured measured, HardwareSpec& spec) {
@@ -106,32 +90,48 @@ Found fill_host_sources(const FillFacts&, Measured measured, HardwareSpec& spec)
   return {found};
 }
 
+std::vector<ContentionSample> contention_samples(Measured measured) {
+  std::map<std::array<double, 3>, ContentionSample> samples;
+  for (const Measurement& m : measured) {
+    const double h2d = m.parameters.at("h2d"), d2h = m.parameters.at("d2h"), threads = m.parameters.at("threads");
+    // Copies alone are stored with the planned threads or with none, whoever measured them.
+    ContentionSample& sample = samples[{threads, h2d, d2h}];
+    sample.running.h2d = h2d != 0;
+    sample.running.d2h = d2h != 0;
+    if (m.value_name == "adam") sample.running.adam_threads = static_cast<int>(threads);
+    double& rate = m.value_name == "h2d"   ? sample.measured.h2d_gbps
+                   : m.value_name == "d2h" ? sample.measured.d2h_gbps
+                                           : sample.measured.adam_gbps;
+    rate = median(m.repeats);
+  }
+  std::vector<ContentionSample> result;
+  for (const auto& [key, sample] : samples) result.push_back(sample);
+  return result;
+}
+
 Found fill_host_contention(const FillFacts&, Measured measured, HardwareSpec& spec) {
+  const ContentionFit fit = fit_contention(contention_samples(measured), spec);
+  spec = with_contention(spec, fit);
   Found found;
-  const std::vector<ContentionSample> samples = concurrent(measured);
-  double most = 0;
-  for (const ContentionSample& s : samples) {
-    most = std::max(most, s.measured.h2d_gbps + s.measured.d2h_gbps + s.measured.adam_gbps);
-  }
-  if (most > spec.host.dram_gbps) {
-    spec.host.dram_gbps = most;
-    found.push_back(finding("host.dram_gbps", most, "GB/s", 0));
-  }
-  const ContentionFit fit = fit_contention(samples, spec);
-  spec = with_losses(spec, fit);
-  const auto add = [&](const char* field, double value) { found.push_back(finding(field, value, "", 0)); };
-  add("pcie.h2d_loss", fit.h2d_loss);
-  add("pcie.d2h_loss", fit.d2h_loss);
-  add("host.stream_loss_h2d", fit.stream_loss_h2d);
-  add("host.stream_loss_d2h", fit.stream_loss_d2h);
-  FitSummary& summary = found.back().fit.emplace();
+  const auto add = [&](const char* field, double value, const char* unit, double error) {
+    found.push_back({field, value, unit, error});
+  };
+  const ContentionLaw& error = fit.standard_error;
+  add("host.cpu_stream_gbps", fit.cpu_stream_gbps, "GB/s", error.cpu_stream_gbps);
+  add("host.dram_gbps", fit.dram_gbps, "GB/s", error.dram_gbps);
+  add("host.adam_elements_per_s", fit.adam_elements_per_s, "elements/s", error.adam_elements_per_s);
+  add("host.h2d_cost", fit.h2d_cost, "", error.h2d_cost);
+  add("host.d2h_cost", fit.d2h_cost, "", error.d2h_cost);
+  add("host.h2d_weight", fit.h2d_weight, "", error.h2d_weight);
+  add("host.d2h_weight", fit.d2h_weight, "", error.d2h_weight);
+  FitSummary& summary = found.front().fit.emplace();
   summary.what = "host.contention";
-  for (const ContentionSample& s : samples) summary.samples += int{s.running.h2d} + int{s.running.d2h} + 1;
+  summary.samples = static_cast<int>(measured.size());
   summary.residual_rms_log = fit.residual_rms_log;
   constexpr double kMostResidual = 0.08;
   if (fit.residual_rms_log > kMostResidual) {
     summary.structured = true;
-    found.back().note = "host.contention: the losses describe the rates badly; was the machine idle otherwise?";
+    found.back().note = "host.contention: the law describes the rates badly; was the machine idle otherwise?";
   }
   return found;
 }

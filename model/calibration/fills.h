@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "model/calibration/contention_fit.h"
 #include "model/calibration/finding.h"
+#include "model/calibration/layer_fit.h"
 #include "model/calibration/measurement.h"
 #include "model/spec/hardware_spec.h"
 
@@ -26,6 +28,10 @@ using Fill = std::function<std::vector<Finding>(const FillFacts&, std::span<cons
 // As the probe with this key fills. A probe that fills nothing is for the record only.
 std::vector<Finding> fill_fields(const std::string& key, const FillFacts& facts, std::span<const Measurement> measured,
                                  HardwareSpec& spec);
+
+// The samples of kernel.layer ("forward", "backward") and host.contention as their laws take them.
+std::vector<LayerSample> layer_samples(std::span<const Measurement> measured, const std::string& value_name);
+std::vector<ContentionSample> contention_samples(std::span<const Measurement> measured);
 
 // Ranks that collectives are measured with when so many will train: two at least.
 int collective_ranks(int ranks);

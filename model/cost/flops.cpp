@@ -1,24 +1,11 @@
 #include "model/cost/flops.h"
 
+#include "model/cost/layer_work.h"
+
 namespace slidedp {
-namespace {
-
-// Elements of one layer's matrices: q, k, v, o, gate, up, down.
-double matrix_elements(const ModelSpec& model) {
-  const double queries = static_cast<double>(model.heads * model.head_dim);
-  const double keys = static_cast<double>(model.kv_heads * model.head_dim);
-  const double hidden = static_cast<double>(model.hidden);
-  return hidden * (2 * queries + 2 * keys) + 3 * hidden * static_cast<double>(model.intermediate);
-}
-
-}  // namespace
 
 double layer_forward_flops(const ModelSpec& model, int64_t rows, int64_t seq) {
-  const double tokens = static_cast<double>(rows) * static_cast<double>(seq);
-  const double queries = static_cast<double>(model.heads * model.head_dim);
-  // Scores and weighted values, 2 flops each per query-key pair and channel; half of the pairs are masked.
-  const double attention = 2.0 * 2.0 * tokens * static_cast<double>(seq) / 2.0 * queries;
-  return 2.0 * tokens * matrix_elements(model) + attention;
+  return layer_forward_work(model, rows, seq, DType::bf16).flops();
 }
 
 double layer_backward_flops(const ModelSpec& model, int64_t rows, int64_t seq) {

@@ -5,9 +5,19 @@
 #include <utility>
 
 #include "model/cost/flops.h"
+#include "model/cost/layer_work.h"
 #include "model/graph/dependencies.h"
 
 namespace slidedp {
+namespace {
+
+void count_layer(Task& task, const LayerWork& work) {
+  task.work.flops = work.flops();
+  task.work.attention_flops = work.attention_flops;
+  task.work.layer_bytes = work.bytes;
+}
+
+}  // namespace
 
 Builder::Builder(const ModelSpec& model, const TrainSpec& train, const Plan& plan, int alike) : model_(model) {
   graph_.plan = plan;
@@ -253,7 +263,7 @@ void Builder::emit_layer_forward(const Visit& visit, int rank, int m) {
   touch_hidden(task, Role::hidden_in, AccessMode::read, hidden(rank, m, layer));
   touch_hidden(task, Role::hidden_out, AccessMode::write, hidden(rank, m, layer + 1));
   touch_hidden(task, Role::saved, AccessMode::write, saved(rank, m, layer));
-  task.work.flops = layer_forward_flops(model_, plan().micro_batch_rows, plan().seq);
+  count_layer(task, layer_forward_work(model_, plan().micro_batch_rows, plan().seq, plan().compute));
   emit_act_d2h(rank, m, layer + 1);
 }
 
@@ -292,7 +302,7 @@ void Builder::emit_layer_backward(const Visit& visit, int rank, int m) {
     touch_weights(task, Role::weights, visit.weights[0]);
     touch_hidden(task, Role::hidden_in, AccessMode::read, hidden(rank, m, layer, true));
     touch_hidden(task, Role::saved, AccessMode::write, saved(rank, m, layer));
-    task.work.flops = layer_forward_flops(model_, plan().micro_batch_rows, plan().seq);
+    count_layer(task, layer_forward_work(model_, plan().micro_batch_rows, plan().seq, plan().compute));
   }
   Task& task = emit_micro_batch(TaskKind::bwd, visit.unit, rank, m);
   task.first = m == 0;
@@ -302,7 +312,8 @@ void Builder::emit_layer_backward(const Visit& visit, int rank, int m) {
   touch_hidden(task, Role::hidden_gradient, AccessMode::read_write,
                rank_buffers(rank).hidden_gradient[static_cast<size_t>(m)]);
   touch_gradients(task, Role::gradients, visit.unit);
-  task.work.flops = layer_backward_flops(model_, plan().micro_batch_rows, plan().seq);
+  count_layer(task, layer_backward_work(model_, plan().micro_batch_rows, plan().seq, plan().compute, plan().accumulator,
+                                        task.first));
   task.work.device_bytes =
       static_cast<int64_t>(formed_again_bytes(model_, plan().micro_batch_tokens(), plan().compute, policy));
 }

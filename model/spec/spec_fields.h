@@ -65,6 +65,10 @@ void fields(Visitor& visit, KernelSpec& spec) {
   visit.section("embedding", spec.embedding, Style::flow);
   visit.value("elementwise_gbps", spec.elementwise_gbps, kPositive);
   visit.value("launch_latency_s", spec.launch_latency_s, kNotNegative);
+  visit.value("attention_fwd_gflops", spec.attention_fwd_gflops, kNotNegative.or_default());
+  visit.value("attention_bwd_gflops", spec.attention_bwd_gflops, kNotNegative.or_default());
+  visit.value("layer_fwd_gbps", spec.layer_fwd_gbps, kNotNegative.or_default());
+  visit.value("layer_bwd_gbps", spec.layer_bwd_gbps, kNotNegative.or_default());
 }
 
 template <typename Visitor>
@@ -75,6 +79,10 @@ void fields(Visitor& visit, HostSpec& spec) {
   visit.value("cpu_stream_gbps", spec.cpu_stream_gbps, kPositive);
   visit.value("stream_loss_h2d", spec.stream_loss_h2d, kBelowOne.or_default());
   visit.value("stream_loss_d2h", spec.stream_loss_d2h, kBelowOne.or_default());
+  visit.value("h2d_cost", spec.h2d_cost, kPositive.or_default());
+  visit.value("d2h_cost", spec.d2h_cost, kPositive.or_default());
+  visit.value("h2d_weight", spec.h2d_weight, kPositive.or_default());
+  visit.value("d2h_weight", spec.d2h_weight, kPositive.or_default());
   visit.value("adam_elements_per_s", spec.adam_elements_per_s, kPositive);
   visit.value("split_weights_elements_per_s", spec.split_weights_elements_per_s, kNotNegative.or_default());
   visit.value("split_moments_elements_per_s", spec.split_moments_elements_per_s, kNotNegative.or_default());
