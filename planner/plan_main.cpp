@@ -39,7 +39,7 @@ void declare(CLI::App& app, Arguments& arguments) {
       ->needs("--host")
       ->check(CLI::PositiveNumber);
   app.add_option("--train", arguments.train, "Training spec, YAML");
-  app.add_option("--out", arguments.out, "Plan (with --calibrate: hardware profile) to write, YAML")->required();
+  app.add_option("--out", arguments.out, "Plan (with --calibrate: hardware profile) to write, YAML");
   app.add_option("--gpu-memory", arguments.device_memory, "Budget per GPU, such as 22GiB (default: the profile's)");
   app.add_option("--host-memory", arguments.host_memory, "Budget of the host, such as 100GiB (default: the profile's)");
   app.add_option("--set", arguments.sets, "key=value: change the hardware profile, or with train. the training spec")
@@ -130,10 +130,12 @@ int make_plan(const Arguments& arguments) {
 }
 
 void check_required(const Arguments& arguments) {
-  if (!arguments.calibrate.empty()) return;
-  for (const auto& [name, value] :
-       {std::pair("--model", &arguments.model), std::pair("--hardware", &arguments.hardware),
-        std::pair("--train", &arguments.train)}) {
+  std::vector<std::pair<const char*, const std::string*>> required;
+  if (arguments.calibrate.empty()) {
+    required = {{"--model", &arguments.model}, {"--hardware", &arguments.hardware}, {"--train", &arguments.train}};
+  }
+  required.emplace_back("--out", &arguments.out);
+  for (const auto& [name, value] : required) {
     if (value->empty()) throw CLI::RequiredError(name);
   }
 }

@@ -69,9 +69,9 @@ std::vector<double*> rates_of(HardwareSpec& spec, RateGroup group) {
     case RateGroup::broadcast:
       return {&spec.collectives.broadcast.gbps};
     case RateGroup::layer_forward:
-      return {&spec.kernels.layer_fwd.peak_gflops};
+      return {&spec.kernels.layer_fwd.peak_gflops, &spec.kernels.attention_fwd_gflops, &spec.kernels.layer_fwd_gbps};
     case RateGroup::layer_backward:
-      return {&spec.kernels.layer_bwd.peak_gflops};
+      return {&spec.kernels.layer_bwd.peak_gflops, &spec.kernels.attention_bwd_gflops, &spec.kernels.layer_bwd_gbps};
     case RateGroup::head:
       return {&spec.kernels.head.peak_gflops};
     case RateGroup::embedding:

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "model/calibration/contention_fit.h"
 #include "model/calibration/profile_record.h"
 
 namespace slidedp::test {
@@ -28,7 +29,11 @@ inline HardwareSpec true_machine() {
   spec.host.cores = 16;
   spec.host.memory_bytes = int64_t{1} << 37;
   spec.host.dram_gbps = spec.host.cpu_stream_gbps = 118;
-  spec.host.adam_elements_per_s = 8e8;
+  spec.host.adam_elements_per_s = 6e8;
+  spec.host.h2d_cost = 0.7;
+  spec.host.d2h_cost = 0.65;
+  spec.host.h2d_weight = 1.3;
+  spec.host.d2h_weight = 2.2;
   spec.host.split_weights_elements_per_s = 9e8;
   spec.host.split_moments_elements_per_s = 12e8;
   spec.host.norm_elements_per_s = 3e9;
@@ -57,6 +62,7 @@ class SyntheticProfile {
     facts();
     host();
     links();
+    contention();
     kernels();
   }
   ProfileRun run() const { return run_; }
@@ -145,6 +151,19 @@ class SyntheticProfile {
     begin("copy.root");
     add("h2d", {{"bytes", 1e9}, {"ranks", 1}}, 1 / truth_.pcie.root_h2d_gbps);
     add("d2h", {{"bytes", 1e9}, {"ranks", 1}}, 1 / truth_.pcie.root_d2h_gbps);
+  }
+
+  void contention() {
+    begin("host.contention");
+    for (const int threads : {5, 10, 14}) {
+      for (const auto& [h2d, d2h] : {std::pair(false, false), {true, false}, {false, true}, {true, true}}) {
+        const TogetherRates rates = predict_together(truth_, {h2d, d2h, threads});
+        const Parameters parameters{{"h2d", h2d ? 1.0 : 0.0}, {"d2h", d2h ? 1.0 : 0.0}, {"threads", threads}};
+        if (h2d) add("h2d", parameters, rates.h2d_gbps, "GB/s");
+        if (d2h) add("d2h", parameters, rates.d2h_gbps, "GB/s");
+        add("adam", parameters, rates.adam_gbps, "GB/s");
+      }
+    }
   }
 
   void kernel(const std::string& name, const KernelRate& rate, double largest) {
