@@ -102,27 +102,23 @@ ProfileRun run_profile(std::span<const Probe* const> probes, const ProbeContext&
   run.rounds = context.rounds;
   run.started_unix_s = unix_seconds();
   run.other_threads = busy_threads();
-  run.spec = start;
   for (const Probe* probe : probes) run.outcomes.push_back({probe->key(), probe->method(), probe->waived(context)});
-  const FillOfProbe fill = [&](const std::string& key, const FillFacts& facts, std::span<const Measurement> measured,
-                               HardwareSpec& spec) {
-    const auto probe = std::find_if(probes.begin(), probes.end(), [&](const Probe* p) { return p->key() == key; });
-    return (*probe)->fill(facts, measured, spec);
-  };
   const double begin = steady_seconds();
   for (int round = 0; round < context.rounds; ++round) {
     for (size_t i = 0; i < probes.size(); ++i) {
       ProbeOutcome& outcome = run.outcomes[i];
-      const ProbePlace place{round, i, *probes[i], outcome.seconds};
-      progress(place, nullptr);
+      progress({round, i, *probes[i]}, nullptr);
       if (!outcome.waived) run_probe(*probes[i], context, round, outcome);
-      // In the last round all samples of the probes before are there, and so are values to show.
-      if (round + 1 == context.rounds) fit_outcome(outcome, {context.ranks, context.cores}, run.spec, fill);
-      progress(place, &outcome);
+      progress({round, i, *probes[i]}, &outcome);
     }
   }
   run.seconds = steady_seconds() - begin;
-  fit_profile(run, start, fill);
+  fit_profile(
+      run, start,
+      [&](const std::string& key, const FillFacts& facts, std::span<const Measurement> measured, HardwareSpec& spec) {
+        const auto probe = std::find_if(probes.begin(), probes.end(), [&](const Probe* p) { return p->key() == key; });
+        return (*probe)->fill(facts, measured, spec);
+      });
   return run;
 }
 

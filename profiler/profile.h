@@ -29,9 +29,8 @@ struct ProbePlace {
   int round;
   size_t index;  // of the probe
   const Probe& probe;
-  double seconds_before;  // that it took in earlier rounds
 };
-// Called before (outcome == nullptr) and after each probe of each round. In the last round the outcome has findings.
+// Called before (outcome == nullptr) and after each probe of each round; nothing is fitted yet.
 using Progress = std::function<void(const ProbePlace&, const ProbeOutcome* outcome)>;
 
 // `start` holds the values of what is not measured now; `start.measured` is false when there are none.

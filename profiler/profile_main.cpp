@@ -130,53 +130,51 @@ void list_probes(std::span<const std::unique_ptr<Probe>> probes, const ProbeCont
   }
 }
 
-// A line for each probe and round; in the last round with values.
+// A line for each probe and round.
 class ProgressLines {
  public:
   ProgressLines(int rounds, size_t probes) : rounds_(rounds), probes_(probes) {}
 
-  void operator()(const ProbePlace& place, const ProbeOutcome* outcome) const {
+  void operator()(const ProbePlace& place, const ProbeOutcome* outcome) {
     if (outcome == nullptr) {
-      fmt::print("[{}{:2}/{}] {:<26} ", rounds_ > 1 ? fmt::format("round {}/{}, ", place.round + 1, rounds_) : "",
-                 place.index + 1, probes_, place.probe.key());
+      fmt::print("[round {}/{}, {:2}/{}] {:<26} ", place.round + 1, rounds_, place.index + 1, probes_,
+                 place.probe.key());
+      begin_ = steady_seconds();
     } else if (outcome->waived) {
       fmt::print("waived: {}\n", *outcome->waived);
     } else {
-      show_values(*outcome, outcome->seconds - place.seconds_before);
-      if (place.round + 1 == rounds_) show_notes(*outcome);
+      fmt::print("{:.1f} s\n", steady_seconds() - begin_);
     }
     std::fflush(stdout);
   }
 
  private:
-  static void show_values(const ProbeOutcome& outcome, double seconds) {
-    std::string values;
-    for (const Finding& finding : outcome.findings) {
-      const std::string spread = spread_text(finding);
-      values += fmt::format("{}{} {}", values.empty() ? "" : ", ", finding.field, value_text(finding));
-      if (!spread.empty()) values += fmt::format(" ({})", spread.substr(0, spread.find(',')));
-    }
-    fmt::print("{}{}[{:.1f} s]\n", values, values.empty() ? "" : "  ", seconds);
-  }
+  int rounds_;
+  size_t probes_;
+  double begin_ = 0;
+};
 
-  static void show_notes(const ProbeOutcome& outcome) {
+// Every value that was found, and what there is to say about it.
+void show_values(const ProfileRun& run) {
+  for (const ProbeOutcome& outcome : run.outcomes) {
     for (const Finding& finding : outcome.findings) {
-      if (!finding.note.empty()) fmt::print("        note: {}\n", finding.note);
+      fmt::print("{:<26} {:<34} {:>16}  {}\n", outcome.key, finding.field, value_text(finding), spread_text(finding));
+    }
+    for (const Finding& finding : outcome.findings) {
+      if (!finding.note.empty()) fmt::print("    note: {}\n", finding.note);
     }
     const auto unsteady = std::count_if(outcome.measurements.begin(), outcome.measurements.end(),
                                         [](const Measurement& m) { return !m.steady; });
     if (unsteady > 0) {
-      fmt::print("        note: {} of {} medians were not steady within 2 % when the time was up\n", unsteady,
-                 outcome.measurements.size());
+      fmt::print("    note: {}: {} of {} medians were not steady within 2 % when the time was up\n", outcome.key,
+                 unsteady, outcome.measurements.size());
     }
   }
-
-  int rounds_;
-  size_t probes_;
-};
+}
 
 int show_diff(const std::string& before, const std::string& after) {
-  const ProfileDiff diff = diff_profiles(load_hardware_spec(before), before, load_hardware_spec(after), after);
+  const HardwareSpec older = load_hardware_spec(before), newer = load_hardware_spec(after);
+  const ProfileDiff diff = diff_profiles(older, before, newer, after);
   fmt::print("{}", diff_table(diff));
   return static_cast<int>(diff.changed() ? ExitCode::changed : ExitCode::ok);
 }
@@ -213,6 +211,7 @@ int body(int argc, char** argv) {
              start.name, context.model.name, chosen.size(), options.quick ? "1 minute" : "3 minutes");
   const ProfileRun run = run_profile(chosen, context, machine, start, ProgressLines(context.rounds, chosen.size()));
   context.harness(1).check_stop();
+  show_values(run);
   if (run.other_threads > 0) {
     fmt::print("note: other programs kept {:.0f} threads running at the start; measure again on an idle machine\n",
                run.other_threads);

@@ -198,7 +198,10 @@ TEST(Profile, FailingProbeLeavesTheOthersTheirResults) {
   EXPECT_EQ(run.outcomes[0].waived, "it failed: the cores do not add up");
   EXPECT_EQ(run.outcomes[0].measurements.size(), 1u) << "for the database";
   EXPECT_EQ(run.spec.host.cores, 7);
-  EXPECT_EQ(run_profile(alone, context(), machine(), complete_spec(), kQuiet).spec, complete_spec());
+  HardwareSpec unchanged = run_profile(alone, context(), machine(), complete_spec(), kQuiet).spec;
+  EXPECT_EQ(unchanged.uncertainty.waived.at(0).probe, "fake.failing");
+  unchanged.uncertainty = {};
+  EXPECT_EQ(unchanged, complete_spec());
   const FailingProbe interrupted(ExitCode::interrupted);
   const std::vector<const Probe*> stopped{&interrupted, &after};
   EXPECT_THROW(run_profile(stopped, context(), machine(), complete_spec(), kQuiet), Error);
@@ -212,7 +215,9 @@ TEST(Profile, FileLoadsStrictlyAndHasEveryValue) {
   write_profile(run, folder / "hw.yaml");
   HardwareSpec expected = complete_spec();
   expected.host.cores = 7;
+  expected.uncertainty = run.spec.uncertainty;
   EXPECT_EQ(load_hardware_spec(folder / "hw.yaml"), expected);
+  EXPECT_NE(expected.uncertainty.error_of("host.cores"), nullptr) << "this probe times its cores";
   EXPECT_FALSE(fs::exists(folder / "hw.yaml.partial"));
 }
 
