@@ -14,6 +14,7 @@ namespace slidedp {
 struct CalibrateOptions {
   std::vector<std::filesystem::path> databases;  // one profile database, or the logs of runs
   std::optional<int64_t> profile;                // of a profile database; the latest if not said
+  std::optional<HardwareSpec> hardware;          // to correct, or for what the stored profile did not measure
   std::filesystem::path model;                   // for logs that do not hold their model's config
   std::filesystem::path out;
 };

@@ -36,6 +36,16 @@ std::string fact(SQLite::Database& database, int64_t run, const std::string& key
   return text_or_empty(database, "SELECT value FROM machine WHERE run_id = ? AND key = ?", run, key);
 }
 
+PlanFile plan_of(SQLite::Database& database, int64_t id, const std::string& name) {
+  const std::string yaml = text_or_empty(database, "SELECT yaml FROM plan WHERE run_id = ?", id);
+  if (yaml.empty()) failf("{}: the log does not hold its plan.", name);
+  try {
+    return parse_plan(yaml, "the plan");
+  } catch (const Error& error) {
+    failf("{}: this program cannot read its plan, which another version wrote ({}).", name, error.what());
+  }
+}
+
 ModelSpec model_of(SQLite::Database& database, int64_t id, const LoggedRun& run,
                    const std::optional<ModelSpec>& given) {
   const std::string config = fact(database, id, "model_config");
@@ -88,7 +98,7 @@ LoggedRun read_run(SQLite::Database& database, int64_t id, const std::string& fi
   run.started_at = text_or_empty(database, "SELECT started_at FROM runs WHERE id = ?", id);
   run.program_version = text_or_empty(database, "SELECT program_version FROM runs WHERE id = ?", id);
   run.processor = fact(database, id, "cpu");
-  run.plan = parse_plan(text_or_empty(database, "SELECT yaml FROM plan WHERE run_id = ?", id), run.name + ", its plan");
+  run.plan = plan_of(database, id, run.name);
   run.model = model_of(database, id, run, model);
   if (const std::string steal = fact(database, id, "cpu_steal_share"); !steal.empty()) {
     run.cpu_steal_share = std::stod(steal);

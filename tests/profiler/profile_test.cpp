@@ -255,26 +255,78 @@ TEST(Store, SamplesComeBackAsTheyWere) {
   const int64_t first = save_profile(run, file), second = save_profile(run, file);
   EXPECT_NE(first, second);
   check_profile_store(file);
+  EXPECT_THAT(stored_profiles(file), testing::ElementsAre(first, second));
   for (int64_t id : {first, second}) {
-    const std::vector<StoredSample> samples = load_samples(file, id);
-    ASSERT_EQ(samples.size(), 3u);
-    const std::vector<double>& taken = run.outcomes.front().measurements.front().repeats;
-    for (size_t i = 0; i < samples.size(); ++i) {
-      EXPECT_EQ(samples[i].profile, id);
-      EXPECT_EQ(samples[i].probe, "fake.one");
-      EXPECT_EQ(samples[i].parameters, (std::map<std::string, double>{{"bytes", 1024}, {"ranks", 2}}));
-      EXPECT_EQ(samples[i].value_name, "cores");
-      EXPECT_EQ(samples[i].unit, "1");
-      EXPECT_EQ(samples[i].value, taken[i]);
-      EXPECT_EQ(samples[i].repeat, static_cast<int>(i));
-    }
+    const ProfileRun stored = load_profile(file, id);
+    EXPECT_EQ(stored.machine.gpu, "a GPU");
+    EXPECT_EQ(stored.machine.memory_bytes, machine().memory_bytes);
+    EXPECT_EQ(stored.backend, run.backend);
+    EXPECT_EQ(stored.model, run.model);
+    EXPECT_EQ(stored.ranks, run.ranks);
+    EXPECT_EQ(stored.rounds, 2);
+    EXPECT_EQ(stored.program_version, run.program_version);
+    EXPECT_EQ(stored.started_unix_s, run.started_unix_s);
+    EXPECT_EQ(stored.seconds, run.seconds);
+    EXPECT_EQ(stored.other_threads, run.other_threads);
+    ASSERT_EQ(stored.outcomes.size(), 2u);
+    EXPECT_EQ(stored.outcomes[0].key, "fake.one");
+    EXPECT_EQ(stored.outcomes[0].method, probe.method());
+    EXPECT_EQ(stored.outcomes[1].waived, "no memory");
+    ASSERT_EQ(stored.outcomes[0].measurements.size(), 1u);
+    const Measurement &read = stored.outcomes[0].measurements[0], &taken = run.outcomes[0].measurements[0];
+    EXPECT_EQ(read.value_name, "cores");
+    EXPECT_EQ(read.unit, "1");
+    EXPECT_EQ(read.parameters, (std::map<std::string, double>{{"bytes", 1024}, {"ranks", 2}}));
+    EXPECT_EQ(read.repeats, taken.repeats);
+    EXPECT_EQ(read.rounds, (std::vector<int>{0, 0, 0, 1, 1, 1}));
   }
+  EXPECT_THAT(message_of([&] { load_profile(file, 9); }), HasSubstr("holds no profile 9; there are 1, 2"));
   SQLite::Database database(file.string());
   EXPECT_EQ(database.execAndGet("SELECT count(*) FROM machine").getInt(), 1) << "one machine, two profiles";
   EXPECT_EQ(database.execAndGet("SELECT gpu FROM machine").getString(), "a GPU");
   EXPECT_EQ(database.execAndGet("SELECT waived FROM probe WHERE key = 'fake.two' LIMIT 1").getString(), "no memory");
   EXPECT_EQ(database.execAndGet("PRAGMA user_version").getInt(), kProfileStoreVersion);
-  EXPECT_EQ(database.execAndGet("SELECT sum(json_extract(parameters, '$.bytes')) FROM samples").getInt(), 6 * 1024);
+  EXPECT_EQ(database.execAndGet("SELECT sum(json_extract(parameters, '$.bytes')) FROM samples").getInt(), 12 * 1024);
+}
+
+TEST(Store, ReadsTheVersionBeforeRoundsAndMovesOn) {
+  const TemporaryFolder folder;
+  const fs::path file = folder / "p.db";
+  {
+    SQLite::Database database(file.string(), SQLite::OPEN_READWRITE | SQLite::OPEN_CREATE);
+    database.exec(R"(
+CREATE TABLE machine (
+  id INTEGER PRIMARY KEY, host TEXT NOT NULL, processor TEXT NOT NULL, kernel TEXT NOT NULL, cores INTEGER NOT NULL,
+  memory_bytes INTEGER NOT NULL, last_level_cache_bytes INTEGER NOT NULL, gpu TEXT NOT NULL,
+  UNIQUE (host, processor, kernel, cores, memory_bytes, last_level_cache_bytes, gpu));
+CREATE TABLE profile (
+  id INTEGER PRIMARY KEY, machine_id INTEGER NOT NULL REFERENCES machine(id), started_at INTEGER NOT NULL,
+  seconds REAL NOT NULL, backend TEXT NOT NULL, ranks INTEGER NOT NULL, model TEXT NOT NULL, quick INTEGER NOT NULL);
+CREATE TABLE probe (
+  profile_id INTEGER NOT NULL REFERENCES profile(id), key TEXT NOT NULL, method TEXT NOT NULL, waived TEXT,
+  seconds REAL NOT NULL, PRIMARY KEY (profile_id, key));
+CREATE TABLE samples (
+  profile_id INTEGER NOT NULL REFERENCES profile(id), machine_id INTEGER NOT NULL REFERENCES machine(id),
+  probe TEXT NOT NULL, parameters TEXT NOT NULL, value_name TEXT NOT NULL, value REAL NOT NULL, unit TEXT NOT NULL,
+  repeat_index INTEGER NOT NULL, taken_at INTEGER NOT NULL);
+INSERT INTO machine VALUES (1, 'node', 'a processor', 'Linux', 4, 1024, 0, '');
+INSERT INTO profile VALUES (1, 1, 1790000000, 2.5, 'cpu', 2, 'a model', 1);
+INSERT INTO probe VALUES (1, 'host.norm', 'norms', NULL, 0.5);
+INSERT INTO samples VALUES (1, 1, 'host.norm', '{"elements":10.0}', 'seconds', 0.25, 's', 0, 1790000001);
+INSERT INTO samples VALUES (1, 1, 'host.norm', '{"elements":10.0}', 'seconds', 0.5, 's', 1, 1790000001);
+PRAGMA user_version = 2;)");
+  }
+  const ProfileRun old = load_profile(file, 1);
+  EXPECT_EQ(old.rounds, 1);
+  EXPECT_EQ(old.ranks, 2);
+  ASSERT_EQ(old.outcomes.size(), 1u);
+  EXPECT_EQ(old.outcomes[0].measurements.at(0).repeats, (std::vector<double>{0.25, 0.5}));
+  const FakeProbe probe("fake.one", 7);
+  const std::vector<const Probe*> probes{&probe};
+  check_profile_store(file);
+  const int64_t id = save_profile(run_profile(probes, context(), machine(), complete_spec(), kQuiet), file);
+  EXPECT_EQ(load_profile(file, id).rounds, 2);
+  EXPECT_EQ(load_profile(file, 1).outcomes[0].measurements.at(0).repeats, (std::vector<double>{0.25, 0.5}));
 }
 
 TEST(Store, RefusesWhatIsNotItsDatabase) {

@@ -10,7 +10,7 @@
 
 #include "model/calibration/profile_record.h"
 
-namespace slidedp::testing {
+namespace slidedp::test {
 
 // One GPU and sixteen cores; all rates that the probes below measure.
 inline HardwareSpec true_machine() {
@@ -172,4 +172,4 @@ class SyntheticProfile {
   std::vector<double> factors_;  // of the current probe, by round
 };
 
-}  // namespace slidedp::testing
+}  // namespace slidedp::test

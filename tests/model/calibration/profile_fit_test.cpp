@@ -12,7 +12,7 @@
 #include "model/calibration/profile_record.h"
 #include "tests/support/synthetic_profile.h"
 
-namespace slidedp::testing {
+namespace slidedp::test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -181,4 +181,4 @@ TEST(ProfileDiff, RefusesProfilesWithoutUncertaintiesAndSaysWhatDiffers) {
 }
 
 }  // namespace
-}  // namespace slidedp::testing
+}  // namespace slidedp::test
