@@ -10,8 +10,6 @@
 namespace slidedp {
 namespace {
 
-DType compute_type(const ProbeContext& context) { return context.on_host() ? DType::fp32 : DType::bf16; }
-
 // Tokens whose logits exist at once: on a device what the planner prefers.
 int64_t most_head_chunk(const ProbeContext& context) { return context.on_host() ? 1024 : 4096; }
 
@@ -45,6 +43,8 @@ std::vector<KernelShape> host_shapes(const ModelSpec& model, bool quick) {
 
 }  // namespace
 
+DType compute_type(const ProbeContext& context) { return context.on_host() ? DType::fp32 : DType::bf16; }
+
 ModelSpec measured_model(const ProbeContext& context) {
   ModelSpec measured = context.model;
   measured.layers = 1;
@@ -65,6 +65,53 @@ std::vector<KernelShape> kernel_shapes(const ProbeContext& context, const ModelS
     shapes.pop_back();
   }
   return shapes;
+}
+
+namespace {
+
+// Of `numerator / denominator` the width, with heads of the same size.
+ModelSpec scaled(const ModelSpec& model, int64_t numerator, int64_t denominator) {
+  const auto scale = [&](int64_t width, int64_t grain) {
+    return std::max(width * numerator / denominator / grain, int64_t{1}) * grain;
+  };
+  ModelSpec other = model;
+  other.hidden = scale(model.hidden, kBlockElements);
+  other.intermediate = scale(model.intermediate, kBlockElements);
+  other.kv_heads = scale(model.kv_heads, 1);
+  other.heads = other.kv_heads * (model.heads / model.kv_heads);
+  other.vocabulary = std::min(model.vocabulary, 16 * kBlockElements);  // a layer has none
+  return other;
+}
+
+}  // namespace
+
+std::vector<LayerDesign> layer_designs(const ProbeContext& context) {
+  const ModelSpec own = measured_model(context);
+  std::vector<LayerDesign> designs;
+  for (const KernelShape& shape : kernel_shapes(context, own)) designs.push_back({own, shape});
+  if (context.quick) return designs;
+  const size_t least = designs.size();
+  const ModelSpec narrow = scaled(own, 1, 2), wide = scaled(own, 2, 1);
+  if (context.on_host()) {
+    const int64_t seq = designs.front().shape.seq;
+    designs.insert(designs.end(), {{narrow, {1, seq}}, {narrow, {4, seq}}, {narrow, {1, 4 * seq}}, {own, {4, seq}}});
+  } else {
+    const int64_t seq = designs[2].shape.seq;  // of one whole row
+    for (const int64_t rows : {8, 32}) designs.push_back({own, {rows, std::max<int64_t>(seq / 8, 1)}});
+    for (const int64_t longer : {2 * seq, 4 * seq}) designs.push_back({own, {1, longer}});
+    for (const ModelSpec& model : {narrow, wide}) {
+      for (const KernelShape& shape : {KernelShape{1, seq}, {4, std::max<int64_t>(seq / 4, 1)}, {4, seq}}) {
+        designs.push_back({model, shape});
+      }
+    }
+  }
+  const auto too_large = [&](const LayerDesign& design) {
+    return design.shape.seq > own.max_position ||
+           bench_bytes(context, design.model, design.shape) > context.device_available_bytes;
+  };
+  designs.erase(std::remove_if(designs.begin() + static_cast<std::ptrdiff_t>(least), designs.end(), too_large),
+                designs.end());
+  return designs;
 }
 
 int64_t bench_bytes(const ProbeContext& context, const ModelSpec& model, const KernelShape& shape) {

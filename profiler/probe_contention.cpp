@@ -204,7 +204,8 @@ class ContentionProbe final : public Probe {
   // One repeat is a round through all situations, so that what changes with time changes all of them alike.
   std::vector<Measurement> run(const ProbeContext& context) const override {
     const std::vector<Situation> all = situations(context);
-    const double round_s = context.probe_seconds * kTimeShare / (context.quick ? 4 : 12);
+    constexpr int kFewest = 4;  // a warm-up and three repeats
+    const double round_s = context.probe_seconds * kTimeShare / context.rounds / kFewest;
     Bench bench(context, round_s / static_cast<double>(all.size()));
     std::vector<Measurement> points;
     for (const Situation& situation : all) {

@@ -5,6 +5,7 @@
 #include "profiler/kernel_bench.h"
 #include "profiler/probe.h"
 #include "runtime/device/backends.h"
+#include "runtime/device/gpu_state.h"
 
 namespace slidedp {
 namespace {
@@ -62,8 +63,36 @@ class DeviceContextProbe final : public Probe {
   }
 };
 
+class DeviceStateProbe final : public Probe {
+ public:
+  std::string key() const override { return "device.state"; }
+  std::string method() const override {
+    return "reads the first GPU's clocks, power, temperature and reasons to slow down from the management library, "
+           "once a "
+           "round, directly after layers have run; for the record";
+  }
+  std::optional<std::string> waived(const ProbeContext& context) const override {
+    if (context.on_host()) return "CPU ranks have no clock of their own";
+    if (!gpu_state()) return "NVIDIA's management library (libnvidia-ml.so.1) is not there or says nothing";
+    return std::nullopt;
+  }
+  std::vector<Measurement> run(const ProbeContext&) const override {
+    const GpuState state = gpu_state().value_or(GpuState{});
+    const auto value = [](const char* name, const char* unit, double v) {
+      return Measurement{name, unit, {}, {v}, true};
+    };
+    return {value("sm_clock", "MHz", state.sm_clock_mhz),
+            value("memory_clock", "MHz", state.memory_clock_mhz),
+            value("power", "W", state.power_w),
+            value("power_limit", "W", state.power_limit_w),
+            value("temperature", "C", state.temperature_c),
+            value("slowdown_reasons", "1", state.slowdown_reasons)};
+  }
+};
+
 }  // namespace
 
+std::unique_ptr<Probe> make_device_state() { return std::make_unique<DeviceStateProbe>(); }
 std::unique_ptr<Probe> make_machine() { return std::make_unique<MachineProbe>(); }
 std::unique_ptr<Probe> make_device_context() { return std::make_unique<DeviceContextProbe>(); }
 

@@ -8,6 +8,7 @@
 #include <cstdio>
 
 #include "model/base/format.h"
+#include "model/calibration/prediction_errors.h"
 #include "model/calibration/profile_diff.h"
 #include "model/calibration/profile_store.h"
 #include "profiler/profile.h"
@@ -216,6 +217,8 @@ int body(int argc, char** argv) {
     fmt::print("note: other programs kept {:.0f} threads running at the start; measure again on an idle machine\n",
                run.other_threads);
   }
+  const std::string predicted = errors_text(prediction_errors(run));
+  if (!predicted.empty()) fmt::print("errors at what was not fitted: {}\n", predicted);
   const int64_t id = save_profile(run, options.db);
   write_profile(run, options.out);
   fmt::print("{} written, raw samples in {} (profile {}); {:.1f} s in all\n", options.out, options.db, id, run.seconds);

@@ -6,6 +6,7 @@
 
 #include "model/base/error.h"
 #include "model/base/format.h"
+#include "model/calibration/drift.h"
 #include "model/calibration/profile_record.h"
 
 namespace slidedp {
@@ -165,6 +166,12 @@ void fit_outcome(ProbeOutcome& outcome, const FillFacts& facts, HardwareSpec& sp
 void fit_profile(ProfileRun& run, const HardwareSpec& start, const FillOfProbe& fill) {
   run.spec = start;
   for (ProbeOutcome& outcome : run.outcomes) fit_outcome(outcome, facts_of(run), run.spec, fill);
+  for (ProbeOutcome& outcome : run.outcomes) {
+    const std::string note = drift_note(outcome.key, drift_of(outcome.measurements));
+    if (note.empty() || outcome.findings.empty()) continue;
+    std::string& notes = outcome.findings.front().note;
+    notes += (notes.empty() ? "" : "; ") + note;
+  }
   widen_errors(run, start, fill);
   run.spec.uncertainty = uncertainty_of(run, start.uncertainty);
 }

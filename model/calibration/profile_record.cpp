@@ -4,6 +4,7 @@
 
 #include "model/base/atomic_file.h"
 #include "model/base/format.h"
+#include "model/calibration/prediction_errors.h"
 
 namespace slidedp {
 namespace {
@@ -51,6 +52,8 @@ std::string profile_text(const ProfileRun& run) {
       if (!finding.note.empty()) text += fmt::format("#     note: {}\n", finding.note);
     }
   }
+  const std::string predicted = errors_text(prediction_errors(run));
+  if (!predicted.empty()) text += fmt::format("# Relative errors at what was left out of the fits: {}.\n", predicted);
   return text + to_yaml(run.spec);
 }
 

@@ -123,6 +123,7 @@ TEST(Registry, WhatNeedsSeveralGpusOrNoneIsWaivedWithTheReason) {
   ProbeContext two = gpu;
   two.ranks = 2;
   for (const auto& probe : all_probes()) {
+    if (probe->key() == "device.state") continue;  // asks this machine's driver
     const bool exchanges = probe->key().starts_with("collective.");
     EXPECT_EQ(probe->waived(gpu).has_value(), exchanges) << probe->key();
     EXPECT_FALSE(probe->waived(two)) << probe->key();
