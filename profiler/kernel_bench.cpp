@@ -55,9 +55,11 @@ ModelSpec measured_model(const ProbeContext& context) {
   return measured;
 }
 
+int64_t whole_row(const ModelSpec& model) { return std::min<int64_t>(4096, model.max_position); }
+
 std::vector<KernelShape> kernel_shapes(const ProbeContext& context, const ModelSpec& model) {
   if (context.on_host()) return host_shapes(model, context.quick);
-  const int64_t seq = std::min<int64_t>(4096, model.max_position);
+  const int64_t seq = whole_row(model);
   std::vector<KernelShape> shapes{{1, std::max<int64_t>(seq / 4, 1)}, {1, seq}, {4, seq}, {8, seq}};
   if (!context.quick) shapes = {shapes[0], {1, std::max<int64_t>(seq / 2, 1)}, {1, seq}, {2, seq}, {4, seq}, {8, seq}};
   // Two at least: what does not fit then is why the probe is waived.
@@ -94,14 +96,16 @@ std::vector<LayerDesign> layer_designs(const ProbeContext& context) {
   const ModelSpec narrow = scaled(own, 1, 2), wide = scaled(own, 2, 1);
   if (context.on_host()) {
     const int64_t seq = designs.front().shape.seq;
-    designs.insert(designs.end(), {{narrow, {1, seq}}, {narrow, {4, seq}}, {narrow, {1, 4 * seq}}, {own, {4, seq}}});
+    designs.insert(
+        designs.end(),
+        {{narrow, {1, seq}, false}, {narrow, {4, seq}, false}, {narrow, {1, 4 * seq}, false}, {own, {4, seq}}});
   } else {
-    const int64_t seq = designs[2].shape.seq;  // of one whole row
+    const int64_t seq = whole_row(own);
     for (const int64_t rows : {8, 32}) designs.push_back({own, {rows, std::max<int64_t>(seq / 8, 1)}});
     for (const int64_t longer : {2 * seq, 4 * seq}) designs.push_back({own, {1, longer}});
     for (const ModelSpec& model : {narrow, wide}) {
       for (const KernelShape& shape : {KernelShape{1, seq}, {4, std::max<int64_t>(seq / 4, 1)}, {4, seq}}) {
-        designs.push_back({model, shape});
+        designs.push_back({model, shape, false});
       }
     }
   }
@@ -111,6 +115,13 @@ std::vector<LayerDesign> layer_designs(const ProbeContext& context) {
   };
   designs.erase(std::remove_if(designs.begin() + static_cast<std::ptrdiff_t>(least), designs.end(), too_large),
                 designs.end());
+  // A host's time may not suffice for all: short ones first.
+  const auto flops = [](const LayerDesign& design) {
+    return layer_forward_flops(design.model, design.shape.rows, design.shape.seq);
+  };
+  if (context.on_host()) {
+    std::ranges::stable_sort(designs, {}, flops);
+  }
   return designs;
 }
 

@@ -25,6 +25,9 @@ struct KernelShape {
   int64_t tokens() const { return rows * seq; }
 };
 
+// Tokens of a row as training has them.
+int64_t whole_row(const ModelSpec& model);
+
 // Shapes to measure at, by tokens: on the CPU backend one row, doubling from a small one; on a device up to several
 // whole rows, as far as its memory goes.
 std::vector<KernelShape> kernel_shapes(const ProbeContext& context, const ModelSpec& measured);
@@ -35,6 +38,7 @@ std::vector<KernelShape> kernel_shapes(const ProbeContext& context, const ModelS
 struct LayerDesign {
   ModelSpec model;
   KernelShape shape;
+  bool own = true;  // the model whose shapes are asked for
 };
 std::vector<LayerDesign> layer_designs(const ProbeContext& context);
 

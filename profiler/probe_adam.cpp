@@ -46,7 +46,7 @@ class AdamProbe final : public Probe {
 
   std::vector<Measurement> run(const ProbeContext& context) const override {
     const std::vector<int> teams = thread_counts(context);
-    const Harness harness = context.harness(static_cast<int>(teams.size()), 2);
+    const Harness harness = context.harness(static_cast<int>(teams.size()), 1.2);
     StatePool pool(context.state_memory(), 1);
     std::vector<Measurement> result;
     for (const int threads : teams) {
@@ -144,7 +144,7 @@ class SourcesProbe final : public Probe {
     }
     // One after another in each repeat over the same memory, which the caches have lost meanwhile: drift and the place
     // hit all alike, and differences stay clean.
-    return context.harness(1, 2).measure(std::move(points), [&] {
+    return context.harness(1, 1.2).measure(std::move(points), [&] {
       std::vector<double> seconds;
       const int64_t position = slice.position();
       for (int sources : kSources) {

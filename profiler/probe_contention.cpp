@@ -224,7 +224,7 @@ class ContentionProbe final : public Probe {
 
  private:
   // The most important input of the model for a machine whose host is busy.
-  static constexpr double kTimeShare = 6;
+  static constexpr double kTimeShare = 5;
 };
 
 }  // namespace

@@ -51,7 +51,7 @@ class DramProbe final : public Probe {
   std::vector<Measurement> run(const ProbeContext& context) const override {
     Parts parts(context);
     const std::vector<int> teams = thread_counts(context);
-    const Harness harness = context.harness(3 * static_cast<int>(teams.size()), 2);
+    const Harness harness = context.harness(3 * static_cast<int>(teams.size()), 1.2);
     std::vector<Measurement> result;
     for (const int threads : teams) {
       const WorkerCores cores(threads, 0);

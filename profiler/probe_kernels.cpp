@@ -83,7 +83,8 @@ class LayerProbe final : public KernelProbe {
     const DType compute = compute_type(context);
     return over_designs(
         context, layer_designs(context), [&](KernelBench& bench, const LayerDesign& design, const Harness& harness) {
-          const auto& [model, shape] = design;
+          const ModelSpec& model = design.model;
+          const KernelShape& shape = design.shape;
           warm_up(context, harness, [&] { bench.layer(); });
           return harness.measure(
               {layer_point("forward", design, layer_forward_work(model, shape.rows, shape.seq, compute)),
@@ -100,6 +101,7 @@ class LayerProbe final : public KernelProbe {
     point.parameters["attention_flops"] = work.attention_flops;
     point.parameters["layer_bytes"] = work.bytes;
     point.parameters["hidden"] = static_cast<double>(design.model.hidden);
+    point.parameters["own_model"] = design.own ? 1 : 0;
     return point;
   }
 };

@@ -20,9 +20,8 @@ struct ProductShape {
 // The products of a layer: qkv, o, gate and up, down; at two micro-batches.
 std::vector<ProductShape> product_shapes(const ModelSpec& model, const ProbeContext& context) {
   const int64_t queries = model.heads * model.head_dim, keys = model.kv_heads * model.head_dim;
-  const int64_t seq = std::min<int64_t>(4096, model.max_position);
   std::vector<int64_t> tokens{64, 256};
-  if (!context.on_host()) tokens = {seq, 8 * seq};
+  if (!context.on_host()) tokens = {whole_row(model), 8 * whole_row(model)};
   std::vector<ProductShape> shapes;
   for (const int64_t count : tokens) {
     shapes.push_back({count, model.hidden, queries + 2 * keys});
@@ -69,7 +68,7 @@ class ProductsProbe final : public Probe {
       part = device.allocate(sizes.elements * 4, "product probe's matrix");
       fill_random(device, lane.stream(), part, DType::bf16);
     }
-    const Harness harness = context.harness(static_cast<int>(shapes.size() * kPasses.size()), 2);
+    const Harness harness = context.harness(static_cast<int>(shapes.size() * kPasses.size()));
     std::vector<Measurement> result;
     for (const ProductShape& shape : shapes) {
       for (const auto& [pass, name] : kPasses) {

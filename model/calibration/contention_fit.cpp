@@ -46,8 +46,7 @@ std::vector<Resource> resources_of(const HardwareSpec& hardware) {
           {"CPU cores", static_cast<double>(host.cores)}};
 }
 
-// Tasks of one kind run at the least of what they can do alone and of every resource that they use;
-// `count` of them
+// Tasks of one kind run at the least of what they can do alone and of every resource that they use. All that are alike
 // share alike, as one task that wants so many times as much.
 struct Tasks {
   std::vector<Load> loads;

@@ -105,7 +105,10 @@ std::vector<LayerSample> layer_samples(Measured measured, const std::string& val
     };
     const double attention = number("attention_flops");
     const LayerWork work{m->parameters.at("flops") - attention, attention, number("layer_bytes")};
-    for (const double seconds : m->repeats) samples.push_back({work, seconds});
+    // Plans are mostly made for the model whose shapes were measured.
+    constexpr double kOwnWeight = 3;
+    const double weight = number("own_model") != 0 ? kOwnWeight : 1;
+    for (const double seconds : m->repeats) samples.push_back({work, seconds, weight});
   }
   return samples;
 }

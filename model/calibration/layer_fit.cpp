@@ -77,6 +77,7 @@ class LayerProblem {
       const LayerWork& work = sample.work;
       rows_.push_back({1, work.product_flops / flops_, work.attention_flops / flops_, work.bytes / bytes_});
       log_seconds_.push_back(std::log(sample.seconds / longest_));
+      weights_.push_back(sample.weight);
     }
   }
 
@@ -135,7 +136,8 @@ class LayerProblem {
     for (size_t i = 0; i < rows_.size(); ++i) {
       problem_->AddResidualBlock(
           new ceres::AutoDiffCostFunction<Residual, 1, kColumns>(new Residual{rows_[i], log_seconds_[i]}),
-          new ceres::CauchyLoss(loss_scale), parameters_.data());
+          new ceres::ScaledLoss(new ceres::CauchyLoss(loss_scale), weights_[i], ceres::TAKE_OWNERSHIP),
+          parameters_.data());
     }
     for (const Pull& pull : {Pull{kFixed, 0}, Pull{kAttention, 1}, Pull{kBytes, 0}}) {
       problem_->AddResidualBlock(new ceres::AutoDiffCostFunction<Pull, 1, kColumns>(new Pull(pull)), nullptr,
@@ -190,7 +192,7 @@ class LayerProblem {
   }
 
   std::vector<Row> rows_;
-  std::vector<double> log_seconds_;
+  std::vector<double> log_seconds_, weights_;
   double longest_ = 0, flops_ = 0, bytes_ = 0;
   Row parameters_{};
   std::unique_ptr<ceres::Problem> problem_;  // refers to parameters_

@@ -12,6 +12,7 @@ namespace slidedp {
 struct LayerSample {
   LayerWork work;
   double seconds = 0;  // > 0
+  double weight = 1;   // in the fit, as so many samples
 };
 
 struct LayerFit {

@@ -7,6 +7,7 @@
 
 #include "model/calibration/contention_fit.h"
 #include "model/cost/flops.h"
+#include "profiler/adam_slice.h"
 #include "profiler/copier.h"
 #include "profiler/kernel_bench.h"
 #include "profiler/profile.h"
@@ -142,6 +143,89 @@ TEST(KernelShapes, GpuGoesUpToSeveralWholeRowsThatFit) {
   EXPECT_THAT(tokens(), testing::ElementsAre(1024, 2048, 4096, 2 * 4096, 4 * 4096));
   context.device_available_bytes = 1;
   EXPECT_THAT(tokens(), testing::ElementsAre(1024, 2048)) << "a kernel's law needs two sizes";
+}
+
+TEST(LayerDesigns, HoldTheModelAndNarrowerAndWiderOnes) {
+  ProbeContext context = small_context();
+  context.backend = "cuda";
+  context.device_available_bytes = int64_t{80} << 30;
+  const size_t shapes = kernel_shapes(context, measured_model(context)).size();
+  EXPECT_EQ(layer_designs(context).size(), shapes) << "quick: its own";
+  context.quick = false;
+  const std::vector<LayerDesign> designs = layer_designs(context);
+  EXPECT_GE(designs.size(), 12u) << "four numbers are fitted, and each shape is left out in turn";
+  std::set<int64_t> widths, rows;
+  for (const LayerDesign& design : designs) {
+    EXPECT_EQ(design.own, design.model.intermediate == context.model.intermediate);
+    EXPECT_EQ(design.model.heads % design.model.kv_heads, 0);
+    EXPECT_LE(design.shape.seq, context.model.max_position);
+    EXPECT_LE(bench_bytes(context, design.model, design.shape), context.device_available_bytes);
+    widths.insert(design.model.hidden);
+    rows.insert(design.shape.seq);
+  }
+  EXPECT_EQ(widths.size(), 2u) << "half of 64 is less than a block, so that one is as wide";
+  EXPECT_GE(rows.size(), 4u) << "what attention costs shows in the length of rows";
+  context.device_available_bytes = 1;
+  EXPECT_EQ(layer_designs(context).size(), 2u) << "no more than the probe's own shapes, which waive it";
+}
+
+TEST(LayerDesigns, AHostsAreShortOnesFirst) {
+  ProbeContext context = small_context();
+  context.quick = false;
+  double before = 0;
+  for (const LayerDesign& design : layer_designs(context)) {
+    const double flops = layer_forward_flops(design.model, design.shape.rows, design.shape.seq);
+    EXPECT_GE(flops, before);
+    before = flops;
+    KernelBench bench(context, design.model, design.shape);
+    EXPECT_THAT(bench.layer(), testing::ElementsAre(testing::Gt(0), testing::Gt(0)));
+  }
+}
+
+TEST(StatePool, SlicesGoThroughAllOfItWhateverTheirNumber) {
+  StatePool pool(int64_t{14} * 64 * 40, 1);
+  ASSERT_EQ(pool.elements(), 64 * 40);
+  for (const int workers : {1, 3, 8}) {
+    int64_t next = 0;
+    for (StateSlice& slice : slices_of(pool, workers)) {
+      EXPECT_EQ(slice.position(), next) << workers;
+      slice.update(1);
+      EXPECT_EQ(slice.position(), next + slice.chunk());
+      slice.update(1);  // round again
+      EXPECT_LE(slice.position(), next + slice.chunk());
+      next += pool.elements() / workers / 64 * 64;
+    }
+  }
+}
+
+TEST(ThreadCounts, ShowWhereAStreamStopsGrowing) {
+  ProbeContext context = small_context();
+  context.cores = 16;
+  EXPECT_THAT(thread_counts(context), testing::ElementsAre(1, 16)) << "quick";
+  context.quick = false;
+  EXPECT_THAT(thread_counts(context), testing::ElementsAre(1, 4, 8, 12, 14, 16));
+  context.cores = 1;
+  EXPECT_THAT(thread_counts(context), testing::ElementsAre(1));
+}
+
+TEST(RecordedProbes, MeasureAndFillNothing) {
+  const ProbeContext context = small_context();
+  HardwareSpec spec;
+  for (const auto& [key, names] :
+       {std::pair("kernel.product", std::set<std::string>{"forward", "input_gradient", "weight_gradient"}),
+        std::pair("storage", std::set<std::string>{"write", "read"})}) {
+    const auto probe = probe_named(key);
+    ASSERT_EQ(probe->waived(context), std::nullopt);
+    const std::vector<Measurement> measured = probe->run(context);
+    std::set<std::string> seen;
+    for (const Measurement& m : measured) {
+      seen.insert(m.value_name);
+      EXPECT_THAT(m.repeats, testing::Each(testing::Gt(0))) << key;
+    }
+    EXPECT_EQ(seen, names);
+    EXPECT_TRUE(probe->fill({1, 4}, measured, spec).empty());
+  }
+  EXPECT_EQ(spec, HardwareSpec());
 }
 
 TEST(KernelBench, SeveralRowsAreSeveralDocuments) {
