@@ -19,9 +19,10 @@ ModelSpec measured_model(const ProbeContext& context);
 // The type that the backend computes in.
 DType compute_type(const ProbeContext& context);
 
-// One micro-batch: `rows` rows of one document each.
+// One micro-batch: `rows` rows of one document each, or of several that are equally long.
 struct KernelShape {
   int64_t rows = 1, seq = 0;
+  int64_t documents = 1;  // in a row; divides seq
   int64_t tokens() const { return rows * seq; }
 };
 

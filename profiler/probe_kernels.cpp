@@ -76,8 +76,9 @@ class LayerProbe final : public KernelProbe {
   std::string key() const override { return "kernel.layer"; }
   std::string method() const override {
     return "layer_forward and layer_backward of one decoder layer in turn, by tokens, length of rows and width of the "
-           "model (one document a row; GPU: several calls in a row after warming up), one intra-op thread; flops and "
-           "bytes as the planner counts them";
+           "model (one document a row; GPU: several calls in a row after warming up, and rows of several documents for "
+           "the record), "
+           "one intra-op thread; flops and bytes as the planner counts them";
   }
   std::vector<Measurement> run(const ProbeContext& context) const override {
     const DType compute = compute_type(context);
@@ -86,11 +87,14 @@ class LayerProbe final : public KernelProbe {
           const ModelSpec& model = design.model;
           const KernelShape& shape = design.shape;
           warm_up(context, harness, [&] { bench.layer(); });
+          // Attention stays inside a document.
+          const int64_t documents = shape.rows * shape.documents, length = shape.seq / shape.documents;
+          const bool packed = shape.documents > 1;
           return harness.measure(
-              {layer_point("forward", design, layer_forward_work(model, shape.rows, shape.seq, compute)),
-               layer_point("backward", design,
-                           layer_backward_work(model, shape.rows, shape.seq, compute, DType::fp32,
-                                               /*first=*/true))},
+              {layer_point(packed ? "packed forward" : "forward", design,
+                           layer_forward_work(model, documents, length, compute)),
+               layer_point(packed ? "packed backward" : "backward", design,
+                           layer_backward_work(model, documents, length, compute, DType::fp32, /*first=*/true))},
               [&] { return bench.layer(); });
         });
   }
@@ -100,6 +104,7 @@ class LayerProbe final : public KernelProbe {
     Measurement point = timed_at(value_name, design.shape, work.flops());
     point.parameters["attention_flops"] = work.attention_flops;
     point.parameters["layer_bytes"] = work.bytes;
+    point.parameters["documents"] = static_cast<double>(design.shape.documents);
     point.parameters["hidden"] = static_cast<double>(design.model.hidden);
     point.parameters["own_model"] = design.own ? 1 : 0;
     return point;

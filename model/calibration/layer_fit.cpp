@@ -25,6 +25,8 @@ using Row = std::array<double, kColumns>;
 using Covariance = std::array<double, kColumns * kColumns>;
 // A flop of attention costs between a quarter and 50 times one of a product.
 constexpr double kLeastAttention = 0.25, kMostAttention = 50;
+// A rate with a larger relative standard error than this is not known.
+constexpr double kMostRateError = 0.5;
 // Weight of the distance from the law without attention and bytes apart: leads what the samples do not tell there.
 constexpr double kPull = 1e-3;
 // As in fit.cpp: outliers are beyond so many standard deviations; a scale for the first pass, and a least one.
@@ -81,10 +83,14 @@ class LayerProblem {
     }
   }
 
-  bool solve() {
+  // Held: at the law without attention or bytes apart.
+  bool solve(bool hold_attention, bool hold_bytes) {
+    held_.clear();
+    if (hold_attention) held_.push_back(kAttention);
+    if (hold_bytes) held_.push_back(kBytes);
     std::vector<double> slopes;
     for (size_t i = 0; i < rows_.size(); ++i) slopes.push_back(std::exp(log_seconds_[i]) / rows_[i][kProducts]);
-    parameters_ = {1e-3, 0.7 * median_of(slopes), 1, 0.1};
+    parameters_ = {1e-3, 0.7 * median_of(slopes), 1, hold_bytes ? 0 : 0.1};
     solve_with(kFirstLossScale);
     return solve_with(std::max(kOutlierSigmas * sigma(), kMinLossScale));
   }
@@ -147,6 +153,7 @@ class LayerProblem {
     problem_->SetParameterLowerBound(parameters_.data(), kProducts, 1e-9);
     problem_->SetParameterLowerBound(parameters_.data(), kAttention, kLeastAttention);
     problem_->SetParameterUpperBound(parameters_.data(), kAttention, kMostAttention);
+    if (!held_.empty()) problem_->SetManifold(parameters_.data(), new ceres::SubsetManifold(kColumns, held_));
     ceres::Solver::Options options;
     options.linear_solver_type = ceres::DENSE_QR;
     options.max_num_iterations = 500;
@@ -195,6 +202,7 @@ class LayerProblem {
   std::vector<double> log_seconds_, weights_;
   double longest_ = 0, flops_ = 0, bytes_ = 0;
   Row parameters_{};
+  std::vector<int> held_;
   std::unique_ptr<ceres::Problem> problem_;  // refers to parameters_
 };
 
@@ -204,6 +212,23 @@ size_t shapes(std::span<const LayerSample> samples) {
     seen.insert({sample.work.product_flops, sample.work.attention_flops, sample.work.bytes});
   }
   return seen.size();
+}
+
+// One rate for all flops, from the samples that count most: without the other terms other models have another rate.
+LayerFit fit_products_alone(std::span<const LayerSample> samples, const std::string& what) {
+  double most = 0;
+  for (const LayerSample& sample : samples) most = std::max(most, sample.weight);
+  std::vector<FitSample> plain;
+  for (const LayerSample& sample : samples) {
+    if (sample.weight == most) plain.push_back({sample.work.flops(), sample.seconds});
+  }
+  const KernelFit kernel = fit_kernel(plain, what);
+  LayerFit fit;
+  fit.rate.products = kernel.rate;
+  fit.standard_error.products = kernel.standard_error;
+  fit.correlation = kernel.correlation;
+  fit.summary = kernel.summary;
+  return fit;
 }
 
 }  // namespace
@@ -216,24 +241,30 @@ LayerFit fit_layer(std::span<const LayerSample> samples, const std::string& what
       fail(what + ": a sample cannot be fitted; its flops and its time must be positive");
     }
   }
-  LayerFit fit;
-  if (shapes(samples) < kFewestShapes) {
-    std::vector<FitSample> plain;
-    for (const LayerSample& sample : samples) plain.push_back({sample.work.flops(), sample.seconds});
-    const KernelFit kernel = fit_kernel(plain, what);
-    fit.rate.products = kernel.rate;
-    fit.standard_error.products = kernel.standard_error;
-    fit.correlation = kernel.correlation;
-    fit.summary = kernel.summary;
-    return fit;
-  }
+  if (shapes(samples) < kFewestShapes) return fit_products_alone(samples, what);
   LayerProblem problem(samples);
-  const bool converged = problem.solve();
-  fit = problem.result();
-  fit.summary.what = what;
-  fit.summary.converged = converged;
-  if (!converged) fit.summary.note = what + ": the fit did not converge; the values are its last iterate";
-  return fit;
+  bool hold_attention = false, hold_bytes = false;
+  for (;;) {
+    const bool converged = problem.solve(hold_attention, hold_bytes);
+    LayerFit fit = problem.result();
+    const auto unknown = [](double value, double error) { return !(error <= kMostRateError * value); };
+    const bool no_attention =
+        !hold_attention && unknown(fit.rate.attention_gflops, fit.standard_error.attention_gflops);
+    const bool no_bytes = !hold_bytes && (fit.rate.gbps == 0 || unknown(fit.rate.gbps, fit.standard_error.gbps));
+    if (!no_attention && !no_bytes) {
+      fit.summary.what = what;
+      fit.summary.converged = converged;
+      if (hold_attention) fit.rate.attention_gflops = fit.standard_error.attention_gflops = 0;
+      if (!converged) fit.summary.note = what + ": the fit did not converge; the values are its last iterate";
+      return fit;
+    }
+    // The one that is known less goes first: without it the other may be known.
+    const auto relative = [](double value, double error) { return value > 0 ? error / value : 1e300; };
+    const bool attention_first = relative(fit.rate.attention_gflops, fit.standard_error.attention_gflops) >
+                                 relative(fit.rate.gbps, fit.standard_error.gbps);
+    (no_attention && (attention_first || !no_bytes) ? hold_attention : hold_bytes) = true;
+    if (hold_attention && hold_bytes) return fit_products_alone(samples, what);
+  }
 }
 
 }  // namespace slidedp

@@ -19,8 +19,8 @@ struct LayerFit {
   LayerRate rate;
   LayerRate standard_error;  // of a rate of 0: 0
   double correlation = 0;    // of peak_gflops and half_gflop; 0 if degenerate
-  // degenerate: attention and the other kernels' bytes cannot be told from the products (too few shapes), so they count
-  // as KernelRate has it.
+  // Where the samples do not tell attention or the other kernels' bytes from the products (fewer than eight shapes, or
+  // a relative error above one half), its rate is 0; without both it is fit_kernel()'s.
   FitSummary summary;
   KernelFit products() const { return {rate.products, standard_error.products, correlation, summary}; }
 };

@@ -236,6 +236,8 @@ TEST(KernelBench, SeveralRowsAreSeveralDocuments) {
   EXPECT_THAT(bench.layer(), testing::ElementsAre(testing::Gt(0), testing::Gt(0)));
   EXPECT_GT(bench.head(), 0);
   EXPECT_GT(bench.embedding_backward(true), 0);
+  KernelBench packed(context, measured_model(context), {2, 8, 4});
+  EXPECT_THAT(packed.layer(), testing::ElementsAre(testing::Gt(0), testing::Gt(0)));
 }
 
 TEST(KernelBench, DataIsRandomAndFillsAllOfTheMemory) {

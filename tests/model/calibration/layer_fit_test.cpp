@@ -84,6 +84,26 @@ TEST(LayerFit, FewShapesGiveOneRateForAllFlops) {
   EXPECT_GT(fit.rate.products.peak_gflops, 0);
 }
 
+// Times without any order in them: a rate for everything is all that can be said.
+TEST(LayerFit, NoiseThatHidesTheTermsLeavesOneRate) {
+  for (unsigned seed = 1; seed <= 10; ++seed) {
+    const LayerFit fit = fit_layer(samples_of(designed_works(), 0.6, seed), "test");
+    EXPECT_GT(fit.rate.products.peak_gflops, 0) << seed;
+    for (const auto& [rate, error] : {std::pair(fit.rate.attention_gflops, fit.standard_error.attention_gflops),
+                                      {fit.rate.gbps, fit.standard_error.gbps}}) {
+      EXPECT_TRUE(rate == 0 || error <= 0.5 * rate) << seed;
+    }
+  }
+  // Rows so short that attention does not show: bytes are still told apart.
+  std::vector<LayerWork> short_rows;
+  for (const ModelSpec& model : {decoder(1024, 3072, 16), decoder(2560, 9728, 32), decoder(5120, 17408, 40)}) {
+    for (const int64_t rows : {8, 16, 32, 64}) short_rows.push_back(layer_forward_work(model, rows, 32, DType::bf16));
+  }
+  const LayerFit fit = fit_layer(samples_of(short_rows, 0.01, 1), "test");
+  EXPECT_EQ(fit.rate.attention_gflops, 0) << "less than a hundredth of the flops";
+  EXPECT_NEAR(fit.rate.gbps / 3000, 1, 0.1);
+}
+
 TEST(LayerFit, BadSamplesAreNamed) {
   std::vector<LayerSample> samples = samples_of(designed_works(), 0, 1);
   samples[3].seconds = 0;
