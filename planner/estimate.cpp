@@ -4,6 +4,7 @@
 
 #include "model/cost/activations.h"
 #include "model/cost/flops.h"
+#include "model/cost/layer_work.h"
 
 namespace slidedp {
 namespace {
@@ -11,10 +12,6 @@ namespace {
 constexpr double kGiga = 1e9;
 
 double seconds(double amount, double rate) { return amount > 0 ? amount / std::max(rate, 1e-9) : 0; }
-
-double kernel_s(double flops, const KernelRate& rate) {
-  return seconds(flops + rate.half_gflop * kGiga, rate.peak_gflops * kGiga);
-}
 
 class Estimate {
  public:
@@ -64,25 +61,29 @@ class Estimate {
   }
 
   double compute_forward_s() const {
-    const double layer =
-        kernel_s(layer_forward_flops(problem_.model, plan_.micro_batch_rows, plan_.seq), kernels().layer_fwd);
     const double embedding =
-        kernel_s(embedding_forward_elements(problem_.model, plan_.micro_batch_tokens()), kernels().embedding);
-    return slowed(plan_.micro_batches * (problem_.layout.layers * layer + embedding));
+        kernel_seconds(kernels().embedding, embedding_forward_elements(problem_.model, plan_.micro_batch_tokens()));
+    return slowed(plan_.micro_batches * (problem_.layout.layers * layer_forward_s() + embedding));
+  }
+
+  double layer_forward_s() const {
+    return layer_seconds(kernels().forward(),
+                         layer_forward_work(problem_.model, plan_.micro_batch_rows, plan_.seq, plan_.compute));
   }
 
   double compute_backward_s() const {
     const ModelSpec& model = problem_.model;
     const int64_t tokens = plan_.micro_batch_tokens();
     const ActivationCounts counts = activation_counts(plan_);
-    const double layer = kernel_s(layer_backward_flops(model, plan_.micro_batch_rows, plan_.seq), kernels().layer_bwd);
-    const double again = kernel_s(layer_forward_flops(model, plan_.micro_batch_rows, plan_.seq), kernels().layer_fwd);
+    const double layer =
+        layer_seconds(kernels().backward(), layer_backward_work(model, plan_.micro_batch_rows, plan_.seq, plan_.compute,
+                                                                plan_.accumulator, /*first=*/true));
     const auto formed_again_s = [&](ActivationPolicy policy) {
       return seconds(formed_again_bytes(model, tokens, plan_.compute, policy), kernels().elementwise_gbps * kGiga);
     };
-    const double vocabulary = kernel_s(head_flops(model, tokens), kernels().head) +
-                              kernel_s(embedding_backward_elements(model, tokens, false), kernels().embedding);
-    const double recompute = again + formed_again_s(ActivationPolicy::recompute);
+    const double vocabulary = kernel_seconds(kernels().head, head_flops(model, tokens)) +
+                              kernel_seconds(kernels().embedding, embedding_backward_elements(model, tokens, false));
+    const double recompute = layer_forward_s() + formed_again_s(ActivationPolicy::recompute);
     const double selective = formed_again_s(ActivationPolicy::selective);
     const double compute =
         plan_.micro_batches * (problem_.layout.layers * layer + (counts.recompute + counts.offload) * recompute +

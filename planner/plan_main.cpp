@@ -12,6 +12,7 @@
 #include "model/spec/catalogue.h"
 #include "model/spec/overrides.h"
 #include "model/timeline/timeline.h"
+#include "planner/calibrate.h"
 #include "planner/pins.h"
 #include "planner/report.h"
 #include "planner/search.h"
@@ -22,23 +23,23 @@ namespace {
 
 struct Arguments {
   std::string model, hardware, host, train, out, device_memory, host_memory, trace;
-  std::vector<std::string> sets, pins;
+  std::vector<std::string> sets, pins, calibrate;
+  int64_t profile = 0;  // 0: not said
   bool json = false;
   int gpus = 1;
   int top = 10;
 };
 
 void declare(CLI::App& app, Arguments& arguments) {
-  app.add_option("--model", arguments.model, "Hugging Face directory or config.json")->required();
+  app.add_option("--model", arguments.model, "Hugging Face directory or config.json");
   app.add_option("--hardware", arguments.hardware,
-                 "Hardware profile, YAML (slidedp-profile writes one), or with --host a GPU's public figures")
-      ->required();
+                 "Hardware profile, YAML (slidedp-profile writes one), or with --host a GPU's public figures");
   app.add_option("--host", arguments.host, "Host of the catalogue that holds the GPUs, YAML");
   app.add_option("--gpus", arguments.gpus, "With --host: how many GPUs (default: 1)")
       ->needs("--host")
       ->check(CLI::PositiveNumber);
-  app.add_option("--train", arguments.train, "Training spec, YAML")->required();
-  app.add_option("--out", arguments.out, "Plan to write, YAML")->required();
+  app.add_option("--train", arguments.train, "Training spec, YAML");
+  app.add_option("--out", arguments.out, "Plan (with --calibrate: hardware profile) to write, YAML");
   app.add_option("--gpu-memory", arguments.device_memory, "Budget per GPU, such as 22GiB (default: the profile's)");
   app.add_option("--host-memory", arguments.host_memory, "Budget of the host, such as 100GiB (default: the profile's)");
   app.add_option("--set", arguments.sets, "key=value: change the hardware profile, or with train. the training spec")
@@ -47,6 +48,19 @@ void declare(CLI::App& app, Arguments& arguments) {
   app.add_flag("--json", arguments.json, "Print one JSON object instead of tables");
   app.add_option("--trace", arguments.trace, "Write the predicted timeline of the best plan, Perfetto JSON");
   app.add_option("--top", arguments.top, "Candidates to print")->check(CLI::Range(1, 100));
+  CLI::Option* calibrate =
+      app.add_option("--calibrate", arguments.calibrate,
+                     "Make a hardware profile instead of a plan: from the samples of a profile database "
+                     "(slidedp-profile --db), or from the logs of runs (run.db), which correct --hardware or the "
+                     "profile they were planned with")
+          ->expected(1, 1000);
+  for (const char* other :
+       {"--train", "--set", "--pin", "--json", "--trace", "--top", "--gpu-memory", "--host-memory"}) {
+    calibrate->excludes(app.get_option(other));
+  }
+  app.add_option("--profile", arguments.profile, "Which profile of a database to --calibrate (default: the latest)")
+      ->needs(calibrate)
+      ->check(CLI::PositiveNumber);
 }
 
 HardwareSpec load_machine(const Arguments& arguments) {
@@ -115,6 +129,29 @@ int make_plan(const Arguments& arguments) {
   return static_cast<int>(ExitCode::ok);
 }
 
+void check_required(const Arguments& arguments) {
+  std::vector<std::pair<const char*, const std::string*>> required;
+  if (arguments.calibrate.empty()) {
+    required = {{"--model", &arguments.model}, {"--hardware", &arguments.hardware}, {"--train", &arguments.train}};
+  }
+  required.emplace_back("--out", &arguments.out);
+  for (const auto& [name, value] : required) {
+    if (value->empty()) throw CLI::RequiredError(name);
+  }
+}
+
+int make_profile(const Arguments& arguments) {
+  check_out(arguments);
+  CalibrateOptions options;
+  options.databases.assign(arguments.calibrate.begin(), arguments.calibrate.end());
+  if (arguments.profile > 0) options.profile = arguments.profile;
+  if (!arguments.hardware.empty()) options.hardware = load_machine(arguments);
+  options.model = arguments.model;
+  options.out = arguments.out;
+  fmt::print("{}", calibrate(options));
+  return static_cast<int>(ExitCode::ok);
+}
+
 int run(int argc, char** argv) {
   CLI::App app("Picks the plan with which a model trains fastest on a machine, inside its memory budgets.");
   app.set_version_flag("--version", SLIDEDP_VERSION);
@@ -122,12 +159,13 @@ int run(int argc, char** argv) {
   declare(app, arguments);
   try {
     app.parse(argc, argv);
+    check_required(arguments);
   } catch (const CLI::ParseError& error) {
     const bool help = error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success);
     if (!help) throw Error(error.what(), ExitCode::usage);
     return app.exit(error);
   }
-  return make_plan(arguments);
+  return arguments.calibrate.empty() ? make_plan(arguments) : make_profile(arguments);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "profiler/probe.h"
 #include "profiler/rolling.h"
 #include "runtime/host/cpu_adam.h"
+#include "runtime/host/worker_cores.h"
 
 namespace slidedp {
 
@@ -30,44 +32,87 @@ inline AdamScalars typical_scalars() {
   return scalars;
 }
 
-// Training state and gradient sources of one worker.
-class StateSlice {
+// Training state and gradient sources, as many elements as fit into `bytes`.
+class StatePool {
  public:
-  StateSlice(int64_t elements, int sources)
-      : elements_(elements),
-        hi_(2 * elements, "the Adam probe's hi"),
-        lo_(2 * elements, "the Adam probe's lo"),
-        m_(4 * elements, "the Adam probe's m"),
-        v_(4 * elements, "the Adam probe's v") {
-    for (int i = 0; i < sources; ++i) gradients_.emplace_back(kWireBytes * elements, "the Adam probe's gradients");
+  StatePool(int64_t bytes, int sources)
+      : elements_(elements_in(bytes, sources)),
+        hi_(2 * elements_, "the Adam probe's hi"),
+        lo_(2 * elements_, "the Adam probe's lo"),
+        m_(4 * elements_, "the Adam probe's m"),
+        v_(4 * elements_, "the Adam probe's v") {
+    for (int i = 0; i < sources; ++i) gradients_.emplace_back(kWireBytes * elements_, "the Adam probe's gradients");
   }
+  static int64_t elements_in(int64_t bytes, int sources) {
+    return bytes / (kStateBytes + sources * kWireBytes) / kBlockElements * kBlockElements;
+  }
+  int64_t elements() const { return elements_; }
 
-  // The next `count` elements, from the first `sources` sources.
-  void update(int64_t count, int sources, UpdatePart part = UpdatePart::whole) {
-    if (position_ + count > elements_) position_ = 0;
+  void update(int64_t begin, int64_t count, int sources, UpdatePart part) {
     std::vector<const void*> pointers;
     for (int i = 0; i < sources; ++i) {
-      pointers.push_back(static_cast<const uint16_t*>(gradients_[static_cast<size_t>(i)].data()) + position_);
+      pointers.push_back(static_cast<const uint16_t*>(gradients_[static_cast<size_t>(i)].data()) + begin);
     }
-    adam_update(span<uint16_t>(hi_, count), span<uint16_t>(lo_, count), span<float>(m_, count), span<float>(v_, count),
-                {pointers, sources, DType::bf16}, scalars_, true, part);
-    position_ += count;
+    adam_update(span<uint16_t>(hi_, begin, count), span<uint16_t>(lo_, begin, count), span<float>(m_, begin, count),
+                span<float>(v_, begin, count), {pointers, sources, DType::bf16}, scalars_, true, part);
   }
 
  private:
   template <typename T>
-  std::span<T> span(RollingBuffer& buffer, int64_t count) const {
-    return {static_cast<T*>(buffer.data()) + position_, static_cast<size_t>(count)};
+  static std::span<T> span(RollingBuffer& buffer, int64_t begin, int64_t count) {
+    return {static_cast<T*>(buffer.data()) + begin, static_cast<size_t>(count)};
   }
-  int64_t elements_, position_ = 0;
+  int64_t elements_;
   RollingBuffer hi_, lo_, m_, v_;
   std::vector<RollingBuffer> gradients_;
   AdamScalars scalars_ = typical_scalars();
 };
 
-// Elements of each of `workers` slices that share the rolling memory.
-inline int64_t slice_elements(const ProbeContext& context, int workers, int sources) {
-  return context.rolling_bytes / (workers * (kStateBytes + sources * kWireBytes)) / kBlockElements * kBlockElements;
+// One worker's share of a pool, gone through chunk by chunk, round and round. The pool must outlive it.
+class StateSlice {
+ public:
+  StateSlice(StatePool& pool, int worker, int workers) : pool_(&pool) {
+    const int64_t share = pool.elements() / workers / kBlockElements * kBlockElements;
+    begin_ = position_ = worker * share;
+    end_ = begin_ + share;
+  }
+  // Elements of a chunk: what one call updates.
+  int64_t chunk() const { return std::min(kElementsPerCall, end_ - begin_); }
+  int64_t position() const { return position_; }
+  void seek(int64_t position) { position_ = position; }
+  void update(int sources, UpdatePart part = UpdatePart::whole) {
+    if (position_ + chunk() > end_) position_ = begin_;
+    pool_->update(position_, chunk(), sources, part);
+    position_ += chunk();
+  }
+
+ private:
+  StatePool* pool_;
+  int64_t begin_ = 0, end_ = 0, position_ = 0;
+};
+
+inline std::vector<StateSlice> slices_of(StatePool& pool, int workers) {
+  std::vector<StateSlice> slices;
+  for (int i = 0; i < workers; ++i) slices.emplace_back(pool, i, workers);
+  return slices;
 }
+
+// Ties the calling thread to its core as the executor ties its update workers: `others` threads keep cores of their
+// own. Nothing where the cores do not suffice.
+class WorkerCores {
+ public:
+  WorkerCores(int workers, int others) : places_(worker_places(numa_nodes(), workers, others)) {}
+  void take(int worker) const {
+    if (!places_.empty()) run_on_cores({places_[static_cast<size_t>(worker)].core});
+  }
+
+ private:
+  std::vector<WorkerPlace> places_;
+};
+
+// Thread counts that show where a stream stops growing: one, the fourths of all cores, what a plan of one rank gives
+// its update workers (its launching thread and the program itself keep a core), and all.
+std::vector<int> thread_counts(const ProbeContext& context);
+int planned_threads(const ProbeContext& context);
 
 }  // namespace slidedp

@@ -10,8 +10,6 @@
 namespace slidedp {
 namespace {
 
-DType compute_type(const ProbeContext& context) { return context.on_host() ? DType::fp32 : DType::bf16; }
-
 // Tokens whose logits exist at once: on a device what the planner prefers.
 int64_t most_head_chunk(const ProbeContext& context) { return context.on_host() ? 1024 : 4096; }
 
@@ -45,6 +43,8 @@ std::vector<KernelShape> host_shapes(const ModelSpec& model, bool quick) {
 
 }  // namespace
 
+DType compute_type(const ProbeContext& context) { return context.on_host() ? DType::fp32 : DType::bf16; }
+
 ModelSpec measured_model(const ProbeContext& context) {
   ModelSpec measured = context.model;
   measured.layers = 1;
@@ -55,9 +55,11 @@ ModelSpec measured_model(const ProbeContext& context) {
   return measured;
 }
 
+int64_t whole_row(const ModelSpec& model) { return std::min<int64_t>(4096, model.max_position); }
+
 std::vector<KernelShape> kernel_shapes(const ProbeContext& context, const ModelSpec& model) {
   if (context.on_host()) return host_shapes(model, context.quick);
-  const int64_t seq = std::min<int64_t>(4096, model.max_position);
+  const int64_t seq = whole_row(model);
   std::vector<KernelShape> shapes{{1, std::max<int64_t>(seq / 4, 1)}, {1, seq}, {4, seq}, {8, seq}};
   if (!context.quick) shapes = {shapes[0], {1, std::max<int64_t>(seq / 2, 1)}, {1, seq}, {2, seq}, {4, seq}, {8, seq}};
   // Two at least: what does not fit then is why the probe is waived.
@@ -65,6 +67,66 @@ std::vector<KernelShape> kernel_shapes(const ProbeContext& context, const ModelS
     shapes.pop_back();
   }
   return shapes;
+}
+
+namespace {
+
+// Of `numerator / denominator` the width, with heads of the same size.
+ModelSpec scaled(const ModelSpec& model, int64_t numerator, int64_t denominator) {
+  const auto scale = [&](int64_t width, int64_t grain) {
+    return std::max(width * numerator / denominator / grain, int64_t{1}) * grain;
+  };
+  ModelSpec other = model;
+  other.hidden = scale(model.hidden, kBlockElements);
+  other.intermediate = scale(model.intermediate, kBlockElements);
+  other.kv_heads = scale(model.kv_heads, 1);
+  other.heads = other.kv_heads * (model.heads / model.kv_heads);
+  other.vocabulary = std::min(model.vocabulary, 16 * kBlockElements);  // a layer has none
+  return other;
+}
+
+}  // namespace
+
+std::vector<LayerDesign> layer_designs(const ProbeContext& context) {
+  const ModelSpec own = measured_model(context);
+  std::vector<LayerDesign> designs;
+  for (const KernelShape& shape : kernel_shapes(context, own)) designs.push_back({own, shape});
+  if (context.quick) return designs;
+  const size_t least = designs.size();
+  const ModelSpec narrow = scaled(own, 1, 2), wide = scaled(own, 2, 1);
+  if (context.on_host()) {
+    const int64_t seq = designs.front().shape.seq;
+    designs.insert(
+        designs.end(),
+        {{narrow, {1, seq}, false}, {narrow, {4, seq}, false}, {narrow, {1, 4 * seq}, false}, {own, {4, seq}}});
+  } else {
+    const int64_t seq = whole_row(own);
+    for (const int64_t rows : {8, 32}) designs.push_back({own, {rows, std::max<int64_t>(seq / 8, 1)}});
+    for (const int64_t longer : {2 * seq, 4 * seq}) designs.push_back({own, {1, longer}});
+    // Documents that divide a row: the planner does not know of them, so these are for the record.
+    for (const int64_t documents : {4, 16}) {
+      if (seq % documents == 0) designs.push_back({own, {4, seq, documents}});
+    }
+    for (const ModelSpec& model : {narrow, wide}) {
+      for (const KernelShape& shape : {KernelShape{1, seq}, {4, std::max<int64_t>(seq / 4, 1)}, {4, seq}}) {
+        designs.push_back({model, shape, false});
+      }
+    }
+  }
+  const auto too_large = [&](const LayerDesign& design) {
+    return design.shape.seq > own.max_position ||
+           bench_bytes(context, design.model, design.shape) > context.device_available_bytes;
+  };
+  designs.erase(std::remove_if(designs.begin() + static_cast<std::ptrdiff_t>(least), designs.end(), too_large),
+                designs.end());
+  // A host's time may not suffice for all: short ones first.
+  const auto flops = [](const LayerDesign& design) {
+    return layer_forward_flops(design.model, design.shape.rows, design.shape.seq);
+  };
+  if (context.on_host()) {
+    std::ranges::stable_sort(designs, {}, flops);
+  }
+  return designs;
 }
 
 int64_t bench_bytes(const ProbeContext& context, const ModelSpec& model, const KernelShape& shape) {
@@ -127,16 +189,16 @@ DeviceMemory KernelBench::filled(int64_t elements, DType type) {
 }
 
 void KernelBench::fill_batch() {
-  const int64_t tokens = shape_.tokens();
+  const int64_t tokens = shape_.tokens(), length = shape_.seq / shape_.documents;
   std::mt19937 random(2);
   std::uniform_int_distribution<int32_t> token(0, static_cast<int32_t>(model_.vocabulary - 1));
   std::vector<int32_t> batch(static_cast<size_t>(3 * tokens));
   for (int64_t t = 0; t < tokens; ++t) {
     batch[static_cast<size_t>(t)] = token(random);
     batch[static_cast<size_t>(tokens + t)] = token(random);
-    batch[static_cast<size_t>(2 * tokens + t)] = static_cast<int32_t>(t % shape_.seq);
+    batch[static_cast<size_t>(2 * tokens + t)] = static_cast<int32_t>(t % length);
   }
-  for (int64_t row = 0; row < shape_.rows; ++row) document_starts_.push_back(static_cast<int32_t>(row * shape_.seq));
+  for (int64_t start = 0; start < tokens; start += length) document_starts_.push_back(static_cast<int32_t>(start));
   batch_ = device_->allocate(3 * tokens * 4, "kernel probe's tokens");
   device_->copy_to_device(lane_->stream(), batch_.data(), batch.data(), batch_.bytes());
   device_->synchronize(lane_->stream());

@@ -16,15 +16,32 @@ namespace slidedp {
 inline constexpr int64_t kMostMatrixElements = int64_t{64} << 20;
 ModelSpec measured_model(const ProbeContext& context);
 
-// One micro-batch: `rows` rows of one document each.
+// The type that the backend computes in.
+DType compute_type(const ProbeContext& context);
+
+// One micro-batch: `rows` rows of one document each, or of several that are equally long.
 struct KernelShape {
   int64_t rows = 1, seq = 0;
+  int64_t documents = 1;  // in a row; divides seq
   int64_t tokens() const { return rows * seq; }
 };
+
+// Tokens of a row as training has them.
+int64_t whole_row(const ModelSpec& model);
 
 // Shapes to measure at, by tokens: on the CPU backend one row, doubling from a small one; on a device up to several
 // whole rows, as far as its memory goes.
 std::vector<KernelShape> kernel_shapes(const ProbeContext& context, const ModelSpec& measured);
+
+// What a layer is measured at: the model at those shapes and, unless quick, more shapes and narrower and wider models
+// of its family, so that its law (LayerRate) can tell products, attention and other kernels apart and holds for models
+// that were not measured.
+struct LayerDesign {
+  ModelSpec model;
+  KernelShape shape;
+  bool own = true;  // the model whose shapes are asked for
+};
+std::vector<LayerDesign> layer_designs(const ProbeContext& context);
 
 // Bytes of the rank's device that a bench needs, upper bound.
 int64_t bench_bytes(const ProbeContext& context, const ModelSpec& measured, const KernelShape& shape);

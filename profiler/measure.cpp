@@ -10,34 +10,6 @@
 #include "model/base/error.h"
 
 namespace slidedp {
-namespace {
-
-// Linear interpolation between order statistics.
-double quantile(const std::vector<double>& sorted, double q) {
-  const double position = q * static_cast<double>(sorted.size() - 1);
-  const auto below = static_cast<size_t>(position);
-  const size_t above = std::min(below + 1, sorted.size() - 1);
-  return sorted[below] + (position - static_cast<double>(below)) * (sorted[above] - sorted[below]);
-}
-
-std::vector<double> sorted_copy(std::span<const double> values) {
-  if (values.empty()) throw std::logic_error("a median needs at least one value");
-  std::vector<double> sorted(values.begin(), values.end());
-  std::sort(sorted.begin(), sorted.end());
-  return sorted;
-}
-
-}  // namespace
-
-double median(std::span<const double> values) { return quantile(sorted_copy(values), 0.5); }
-
-double relative_error(std::span<const double> values) {
-  const std::vector<double> sorted = sorted_copy(values);
-  const double middle = quantile(sorted, 0.5);
-  const double range = quantile(sorted, 0.75) - quantile(sorted, 0.25);
-  if (range == 0) return 0;
-  return 1.57 * range / std::sqrt(static_cast<double>(sorted.size())) / std::abs(middle);
-}
 
 double steady_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -78,7 +50,8 @@ std::vector<Measurement> Harness::measure(std::vector<Measurement> what,
   return what;
 }
 
-double seconds_together(int threads, const std::function<void(int worker)>& work) {
+double seconds_together(int threads, const std::function<void(int worker)>& work,
+                        const std::function<void(int worker)>& prepare) {
   std::vector<double> starts(static_cast<size_t>(threads)), ends(static_cast<size_t>(threads));
   std::barrier start(threads);
   {
@@ -86,6 +59,7 @@ double seconds_together(int threads, const std::function<void(int worker)>& work
     for (int worker = 0; worker < threads; ++worker) {
       team.emplace_back([&, worker] {
         const auto index = static_cast<size_t>(worker);
+        prepare(worker);
         start.arrive_and_wait();
         starts[index] = steady_seconds();
         work(worker);

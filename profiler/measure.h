@@ -3,33 +3,18 @@
 
 #include <atomic>
 #include <functional>
-#include <map>
-#include <span>
-#include <string>
 #include <vector>
 
+#include "model/calibration/measurement.h"
+
 namespace slidedp {
-
-// One measured quantity at one setting of a probe's parameters, with every repeat.
-struct Measurement {
-  std::string value_name;  // "seconds", "forward", "cores"
-  std::string unit;        // "s", "B", "1"
-  std::map<std::string, double> parameters;
-  std::vector<double> repeats;  // in the order taken, warm-up excluded
-  bool steady = true;           // false: the time limit ended it first
-};
-
-double median(std::span<const double> values);  // of at least one value
-// Half-width of the median's error bar over the median: 1.57 * (interquartile range) / sqrt(n) / median.
-// Source: McGill, Tukey, Larsen 1978 ("notches" of box plots, about 95 %).
-double relative_error(std::span<const double> values);
 
 struct HarnessSettings {
   int warm_up = 1;
   int min_repeats = 5;  // taken even when the time is up: a median of fewer says nothing
   int max_repeats = 25;
-  double tolerance = 0.02;    // relative_error() below which a median is steady
-  double time_limit_s = 1.0;  // per measurement
+  double tolerance = kSteady;  // relative_error() below which a median is steady
+  double time_limit_s = 1.0;   // per measurement
 };
 
 // Seconds of some steady clock.
@@ -56,7 +41,9 @@ class Harness {
 };
 
 // Runs `work(worker)` on `threads` threads that start together; returns the seconds from the first start to the last
-// end. `work` must not throw.
-double seconds_together(int threads, const std::function<void(int worker)>& work);
+// end. Neither function may throw; `prepare` is not timed.
+double seconds_together(
+    int threads, const std::function<void(int worker)>& work,
+    const std::function<void(int worker)>& prepare = [](int) {});
 
 }  // namespace slidedp

@@ -9,8 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "model/calibration/fit.h"
-#include "model/spec/hardware_spec.h"
+#include "model/calibration/fills.h"
 #include "model/spec/model_spec.h"
 #include "profiler/measure.h"
 
@@ -28,10 +27,14 @@ struct ProbeContext {
   int64_t device_total_bytes = 0;      // memory of a rank's own device; 0 on the CPU backend
   int64_t device_available_bytes = 0;  // that one rank may allocate on its device (CPU backend: of the host)
   bool quick = false;
-  // Buffers that stand for host state, in bytes: large, because smaller ones sit in the last-level cache.
+  // Buffers that must miss the caches, in bytes: large, because smaller ones sit in the last-level cache.
   int64_t rolling_bytes = 0;
-  // Time that one probe may take, in seconds, shared among its measurements (kernels: a fixed multiple).
+  // Memory that stands for the training state, in bytes: much more, since memory is not everywhere equally fast, and
+  // the state lies everywhere. 0: rolling_bytes.
+  int64_t state_bytes = 0;
+  // Time that one probe may take in all rounds, in seconds, shared among its measurements (some: a fixed multiple).
   double probe_seconds = 0;
+  int rounds = 1;  // that all probes are repeated in, see add_round()
   const std::atomic<bool>* stop = nullptr;
 
   // Ranks are threads of this host, without devices of their own.
@@ -39,17 +42,9 @@ struct ProbeContext {
   // Memory of one rank. On the CPU backend it comes out of the host's own: without another wish, half of that is shared
   // among the ranks.
   int64_t rank_memory_bytes() const;
-  // A harness whose measurements share the probe's time.
-  Harness harness(int measurements) const;
-};
-
-// A value that went into the hardware profile.
-struct Finding {
-  std::string field;  // YAML path
-  double value = 0;
-  std::string text;    // for people: "9.81 GB/s"
-  std::string spread;  // for people: "se 0.8 %", "+- 1.2 %"
-  std::string note;    // a warning in one sentence; mostly empty
+  // A harness whose measurements share the probe's time in one round, or so many times that.
+  Harness harness(int measurements, double times = 1) const;
+  int64_t state_memory() const { return state_bytes > 0 ? state_bytes : rolling_bytes; }
 };
 
 class Probe {
@@ -60,22 +55,11 @@ class Probe {
   // Why this machine cannot be asked (then run() is not called); nullopt when it can.
   virtual std::optional<std::string> waived(const ProbeContext&) const { return std::nullopt; }
   virtual std::vector<Measurement> run(const ProbeContext&) const = 0;
-  // Turns measurements into fields of the profile. `spec` holds what earlier probes found: caps that several probes
-  // touch are only ever raised.
-  virtual std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement>, HardwareSpec& spec) const = 0;
+  // Turns the samples into fields of the profile, see fills.h.
+  virtual std::vector<Finding> fill(const FillFacts& facts, std::span<const Measurement> measured,
+                                    HardwareSpec& spec) const {
+    return fill_fields(key(), facts, measured, spec);
+  }
 };
-
-// Helpers for fill().
-// Those of one value name, in order.
-std::vector<const Measurement*> select(std::span<const Measurement>, const std::string& value_name);
-// The only measurement with this name and these parameters (others may differ); throws std::logic_error if none.
-const Measurement& find(std::span<const Measurement>, const std::string& value_name,
-                        const std::map<std::string, double>& parameters = {});
-// Every repeat as (parameter `work`, seconds).
-std::vector<FitSample> fit_samples(std::span<const Measurement* const>, const std::string& work);
-Finding finding(const std::string& field, double value, const std::string& unit, double relative_spread);
-// Findings of a fitted link or kernel, fields PREFIX.latency_s and PREFIX.gbps or PREFIX.peak_gflops and .half_gflop.
-std::vector<Finding> findings(const std::string& prefix, const LinkFit&);
-std::vector<Finding> findings(const std::string& prefix, const KernelFit&);
 
 }  // namespace slidedp

@@ -14,56 +14,55 @@
 namespace slidedp {
 namespace {
 
+constexpr int kMostSources = 4;
+// Chunks that one thread updates in a repeat: memory is not everywhere equally fast, and one chunk takes milliseconds.
+constexpr int kChunks = 8;
+
 std::optional<std::string> too_little_memory(const ProbeContext& context) {
-  if (slice_elements(context, context.cores, 4) >= kBlockElements) return std::nullopt;
+  if (StatePool::elements_in(context.state_memory(), kMostSources) / context.cores >= kBlockElements) {
+    return std::nullopt;
+  }
   return fmt::format("only {} of memory may be used", format_bytes(context.rolling_bytes));
+}
+
+// Elements that seconds_of_chunks() updates.
+double chunks_elements(const StateSlice& slice) { return static_cast<double>(slice.chunk()) * kChunks; }
+
+double seconds_of_chunks(StateSlice& slice, int sources, UpdatePart part) {
+  return seconds_together(1, [&](int) {
+    for (int i = 0; i < kChunks; ++i) slice.update(sources, part);
+  });
 }
 
 class AdamProbe final : public Probe {
  public:
   std::string key() const override { return "host.adam"; }
   std::string method() const override {
-    return "adam_update over rolling hi, lo, m, v with one bf16 gradient source (26 B of traffic an element), with one "
-           "thread and with all cores";
+    return "adam_update over rolling hi, lo, m, v with one bf16 gradient source (26 B of traffic an element), by "
+           "number "
+           "of threads, each tied to a core";
   }
   std::optional<std::string> waived(const ProbeContext& context) const override { return too_little_memory(context); }
 
   std::vector<Measurement> run(const ProbeContext& context) const override {
-    const std::set<int> team_sizes{1, context.cores};
-    const Harness harness = context.harness(static_cast<int>(team_sizes.size()));
+    const std::vector<int> teams = thread_counts(context);
+    const Harness harness = context.harness(static_cast<int>(teams.size()), 1.2);
+    StatePool pool(context.state_memory(), 1);
     std::vector<Measurement> result;
-    for (int threads : team_sizes) {
-      const int64_t elements = slice_elements(context, threads, 1);
-      const int64_t count = std::min(kElementsPerCall, elements);
-      std::vector<StateSlice> slices;
-      for (int i = 0; i < threads; ++i) slices.emplace_back(elements, 1);
-      result.push_back(harness.measure(
-          {"seconds", "s", {{"threads", threads}, {"elements", static_cast<double>(count * threads)}}, {}, true}, [&] {
-            return seconds_together(threads, [&](int worker) { slices[static_cast<size_t>(worker)].update(count, 1); });
-          }));
+    for (const int threads : teams) {
+      std::vector<StateSlice> slices = slices_of(pool, threads);
+      const WorkerCores cores(threads, 0);
+      const double elements = static_cast<double>(slices.front().chunk()) * kChunks * threads;
+      result.push_back(harness.measure({"seconds", "s", {{"threads", threads}, {"elements", elements}}, {}, true}, [&] {
+        return seconds_together(
+            threads,
+            [&](int worker) {
+              for (int i = 0; i < kChunks; ++i) slices[static_cast<size_t>(worker)].update(1);
+            },
+            [&](int worker) { cores.take(worker); });
+      }));
     }
     return result;
-  }
-
-  std::vector<Finding> fill(const ProbeContext& context, std::span<const Measurement> measured,
-                            HardwareSpec& spec) const override {
-    const auto rate = [](const Measurement& m) { return m.parameters.at("elements") / median(m.repeats); };
-    const Measurement& alone = find(measured, "seconds", {{"threads", 1}});
-    const Measurement& together = find(measured, "seconds", {{"threads", context.cores}});
-    HostSpec& host = spec.host;
-    host.adam_elements_per_s = rate(alone);
-    std::vector<Finding> found{
-        finding("host.adam_elements_per_s", host.adam_elements_per_s, "elements/s", relative_error(alone.repeats))};
-    const double traffic_gbps = rate(together) * kAdamBytes / 1e9;
-    if (traffic_gbps > host.cpu_stream_gbps) {
-      host.cpu_stream_gbps = traffic_gbps;
-      found.push_back(finding("host.cpu_stream_gbps", traffic_gbps, "GB/s", relative_error(together.repeats)));
-    }
-    if (traffic_gbps > host.dram_gbps) {
-      host.dram_gbps = traffic_gbps;
-      found.push_back(finding("host.dram_gbps", traffic_gbps, "GB/s", relative_error(together.repeats)));
-    }
-    return found;
   }
 };
 
@@ -77,34 +76,22 @@ class SplitProbe final : public Probe {
   std::optional<std::string> waived(const ProbeContext& context) const override { return too_little_memory(context); }
 
   std::vector<Measurement> run(const ProbeContext& context) const override {
-    const int64_t elements = slice_elements(context, 1, 1);
-    const int64_t count = std::min(kElementsPerCall, elements);
-    StateSlice slice(elements, 1);
+    StatePool pool(context.state_memory(), 1);
+    StateSlice slice(pool, 0, 1);
     std::vector<Measurement> points;
     for (UpdatePart part : kParts) {
-      points.push_back(
-          {"seconds", "s", {{"part", part_number(part)}, {"elements", static_cast<double>(count)}}, {}, true});
+      points.push_back({"seconds", "s", {{"part", part_number(part)}, {"elements", chunks_elements(slice)}}, {}, true});
     }
+    // Both over the same memory, which the caches have lost meanwhile.
     return context.harness(1).measure(std::move(points), [&] {
       std::vector<double> seconds;
+      const int64_t position = slice.position();
       for (UpdatePart part : kParts) {
-        seconds.push_back(seconds_together(1, [&](int) { slice.update(count, 1, part); }));
+        slice.seek(position);
+        seconds.push_back(seconds_of_chunks(slice, 1, part));
       }
       return seconds;
     });
-  }
-
-  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
-                            HardwareSpec& spec) const override {
-    std::vector<Finding> found;
-    const auto take = [&](UpdatePart part, double& rate, const std::string& field) {
-      const Measurement& m = find(measured, "seconds", {{"part", part_number(part)}});
-      rate = m.parameters.at("elements") / median(m.repeats);
-      found.push_back(finding(field, rate, "elements/s", relative_error(m.repeats)));
-    };
-    take(UpdatePart::weights, spec.host.split_weights_elements_per_s, "host.split_weights_elements_per_s");
-    take(UpdatePart::moments, spec.host.split_moments_elements_per_s, "host.split_moments_elements_per_s");
-    return found;
   }
 
  private:
@@ -125,18 +112,16 @@ class NormProbe final : public Probe {
     const int64_t count = std::min(kElementsPerCall, available);
     RollingBuffer gradient(available * kWireBytes, "the norm probe's gradient");
     std::vector<double> sums(static_cast<size_t>(ceil_div(count, kBlockElements)));
-    return {context.harness(1).measure({"seconds", "s", {{"elements", static_cast<double>(count)}}, {}, true}, [&] {
-      const void* source = gradient.next(count * kWireBytes);
-      return seconds_together(1, [&](int) { block_square_sums({{&source, 1}, 1, DType::bf16}, count, sums); });
+    constexpr int kCalls = 4 * kChunks;  // a chunk takes a tenth of what its update takes
+    const double elements = static_cast<double>(count) * kCalls;
+    return {context.harness(1).measure({"seconds", "s", {{"elements", elements}}, {}, true}, [&] {
+      return seconds_together(1, [&](int) {
+        for (int i = 0; i < kCalls; ++i) {
+          const void* source = gradient.next(count * kWireBytes);
+          block_square_sums({{&source, 1}, 1, DType::bf16}, count, sums);
+        }
+      });
     })};
-  }
-
-  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
-                            HardwareSpec& spec) const override {
-    const Measurement& m = find(measured, "seconds");
-    spec.host.norm_elements_per_s = m.parameters.at("elements") / median(m.repeats);
-    return {
-        finding("host.norm_elements_per_s", spec.host.norm_elements_per_s, "elements/s", relative_error(m.repeats))};
   }
 };
 
@@ -151,47 +136,27 @@ class SourcesProbe final : public Probe {
   std::optional<std::string> waived(const ProbeContext& context) const override { return too_little_memory(context); }
 
   std::vector<Measurement> run(const ProbeContext& context) const override {
-    const int64_t elements = slice_elements(context, 1, 4);
-    const int64_t count = std::min(kElementsPerCall, elements);
-    StateSlice slice(elements, 4);
+    StatePool pool(context.state_memory(), kMostSources);
+    StateSlice slice(pool, 0, 1);
     std::vector<Measurement> points;
     for (int sources : kSources) {
-      points.push_back({"seconds", "s", {{"sources", sources}, {"elements", static_cast<double>(count)}}, {}, true});
+      points.push_back({"seconds", "s", {{"sources", sources}, {"elements", chunks_elements(slice)}}, {}, true});
     }
-    // One after another in each repeat, so that drift hits all alike and differences stay clean.
-    return context.harness(1).measure(std::move(points), [&] {
+    // One after another in each repeat over the same memory, which the caches have lost meanwhile: drift and the place
+    // hit all alike, and differences stay clean.
+    return context.harness(1, 1.2).measure(std::move(points), [&] {
       std::vector<double> seconds;
+      const int64_t position = slice.position();
       for (int sources : kSources) {
-        seconds.push_back(seconds_together(1, [&](int) { slice.update(count, sources); }));
+        slice.seek(position);
+        seconds.push_back(seconds_of_chunks(slice, sources, UpdatePart::whole));
       }
       return seconds;
     });
   }
 
-  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
-                            HardwareSpec& spec) const override {
-    const Measurement& one = find(measured, "seconds", {{"sources", 1}});
-    const Measurement& four = find(measured, "seconds", {{"sources", 4}});
-    std::vector<double> further;
-    for (size_t i = 0; i < one.repeats.size(); ++i) further.push_back((four.repeats[i] - one.repeats[i]) / 3);
-    const double bytes = one.parameters.at("elements") * kWireBytes;
-    const double seconds = median(further);
-    // The rate at which the whole update moves its own bytes: no further source can be believed to be free.
-    const double adam_gbps = one.parameters.at("elements") * kAdamBytes / median(one.repeats) / 1e9;
-    const double gbps = seconds > 0 ? bytes / seconds / 1e9 : std::numeric_limits<double>::infinity();
-    constexpr double kMostOverAdam = 4;
-    spec.host.source_gbps = std::min(gbps, kMostOverAdam * adam_gbps);
-    Finding found = finding("host.source_gbps", spec.host.source_gbps, "GB/s", relative_error(further));
-    if (gbps > kMostOverAdam * adam_gbps) {
-      found.note =
-          "host.sources: the cost of a further source is below the noise, so its rate is capped at four times "
-          "that of the update itself";
-    }
-    return {found};
-  }
-
  private:
-  static constexpr std::array<int, 3> kSources{1, 2, 4};
+  static constexpr std::array<int, 3> kSources{1, 2, kMostSources};
 };
 
 }  // namespace

@@ -12,9 +12,6 @@ namespace {
 
 constexpr int64_t kKiB = 1024, kMiB = 1024 * kKiB;
 
-// What a plan for this machine would use; a collective needs two at least. CPU ranks can be made at will.
-int planned_ranks(const ProbeContext& context) { return std::max(context.ranks, 2); }
-
 enum class Operation { all_gather, reduce_scatter, broadcast };
 
 class CollectiveProbe final : public Probe {
@@ -35,7 +32,7 @@ class CollectiveProbe final : public Probe {
   }
 
   std::vector<Measurement> run(const ProbeContext& context) const override {
-    std::set<int> rank_counts{planned_ranks(context)};
+    std::set<int> rank_counts{collective_ranks(context.ranks)};
     if (!context.quick) rank_counts.insert({2, 4});
     // Each GPU rank needs a GPU.
     if (!context.on_host()) std::erase_if(rank_counts, [&](int ranks) { return ranks > context.ranks; });
@@ -51,25 +48,11 @@ class CollectiveProbe final : public Probe {
     return result;
   }
 
-  std::vector<Finding> fill(const ProbeContext& context, std::span<const Measurement> measured,
-                            HardwareSpec& spec) const override {
-    std::vector<const Measurement*> planned = select(measured, "seconds");
-    std::erase_if(planned, [&](const Measurement* m) { return m->parameters.at("ranks") != planned_ranks(context); });
-    const LinkFit fit = fit_link(fit_samples(planned, "bus_bytes"), key());
-    rate(spec) = fit.rate;
-    return findings("collectives." + name(), fit);
-  }
-
  private:
   std::string name() const {
     return operation_ == Operation::all_gather  ? "all_gather"
            : operation_ == Operation::broadcast ? "broadcast"
                                                 : "reduce_scatter";
-  }
-  LinkRate& rate(HardwareSpec& spec) const {
-    return operation_ == Operation::all_gather  ? spec.collectives.all_gather
-           : operation_ == Operation::broadcast ? spec.collectives.broadcast
-                                                : spec.collectives.reduce_scatter;
   }
   double bus_bytes(int64_t bytes, int ranks) const {
     const double share = operation_ == Operation::broadcast ? 1.0 : static_cast<double>(ranks - 1) / ranks;

@@ -5,6 +5,9 @@
 #include <chrono>
 #include <latch>
 #include <limits>
+#include <map>
+#include <optional>
+#include <set>
 #include <thread>
 
 #include "model/base/format.h"
@@ -22,15 +25,18 @@ namespace {
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr double kGiga = 1e9;
 
-// The update workers of a plan for one rank: its launching thread and the program itself keep a core.
-int planned_threads(const ProbeContext& context) { return std::max(1, context.cores - 2); }
-
 // Update workers that run from construction until finish().
 class AdamTeam {
  public:
-  AdamTeam(std::vector<StateSlice>& slices, int64_t elements) : curves_(slices.size()), started_(slices.size() + 1) {
+  explicit AdamTeam(std::vector<StateSlice>& slices)
+      : curves_(slices.size()),
+        started_(static_cast<std::ptrdiff_t>(slices.size()) + 1),
+        cores_(static_cast<int>(slices.size()), /*others=*/1) {
     for (size_t i = 0; i < slices.size(); ++i) {
-      team_.emplace_back([this, &slice = slices[i], &curve = curves_[i], elements] { work(slice, curve, elements); });
+      team_.emplace_back([this, i, &slice = slices[i]] {
+        cores_.take(static_cast<int>(i));
+        work(slice, curves_[i]);
+      });
     }
     started_.arrive_and_wait();
   }
@@ -46,31 +52,75 @@ class AdamTeam {
   }
 
  private:
-  void work(StateSlice& slice, ProgressCurve& curve, int64_t elements) {
-    slice.update(elements, 1);
+  void work(StateSlice& slice, ProgressCurve& curve) {
+    slice.update(1);
     double bytes = 0;
     curve.push_back({process_seconds(), bytes});
     started_.arrive_and_wait();
     do {  // once at least, so that the curve ends after the stop
-      slice.update(elements, 1);
-      curve.push_back({process_seconds(), bytes += static_cast<double>(elements) * kAdamBytes});
+      slice.update(1);
+      curve.push_back({process_seconds(), bytes += static_cast<double>(slice.chunk()) * kAdamBytes});
     } while (!stop_);
   }
 
   std::atomic<bool> stop_ = false;
   std::vector<ProgressCurve> curves_;
   std::latch started_;
+  WorkerCores cores_;
   std::vector<std::jthread> team_;  // last: joined before the rest goes
 };
+
+// What runs at once, and the parameters that a sample is stored under.
+struct Situation {
+  Together running;
+  std::vector<Measurement> points() const {
+    std::vector<Measurement> result;
+    const auto add = [&](bool runs, const char* name) {
+      if (!runs) return;
+      result.push_back({name,
+                        "GB/s",
+                        {{"h2d", running.h2d ? 1.0 : 0.0},
+                         {"d2h", running.d2h ? 1.0 : 0.0},
+                         {"threads", static_cast<double>(running.adam_threads)}},
+                        {},
+                        true});
+    };
+    add(running.h2d, "h2d");
+    add(running.d2h, "d2h");
+    add(running.adam_threads > 0, "adam");
+    return result;
+  }
+  std::vector<double> values(const TogetherRates& rates) const {
+    std::vector<double> result;
+    if (running.h2d) result.push_back(rates.h2d_gbps);
+    if (running.d2h) result.push_back(rates.d2h_gbps);
+    if (running.adam_threads > 0) result.push_back(rates.adam_gbps);
+    return result;
+  }
+};
+
+// Copies alone, Adam alone and both, with a third, two thirds and all of the planned threads.
+std::vector<Situation> situations(const ProbeContext& context) {
+  const int planned = planned_threads(context);
+  std::set<int> teams{0, planned};
+  if (!context.quick) teams.insert({(planned + 2) / 3, (2 * planned + 2) / 3});
+  std::vector<Situation> result;
+  for (const int threads : teams) {
+    for (const auto& [h2d, d2h] : {std::pair(false, false), {true, false}, {false, true}, {true, true}}) {
+      if (threads > 0 || h2d || d2h) result.push_back({{h2d, d2h, threads}});
+    }
+  }
+  return result;
+}
 
 // One rank's two copy lanes and the update workers' memory.
 class Bench {
  public:
-  explicit Bench(const ProbeContext& context)
-      : piece_(std::min((context.on_host() ? 16 : 64) * kMiB, context.rolling_bytes / 4)),
-        window_s_(context.probe_seconds / 12),  // four situations, three repeats of each at least
+  Bench(const ProbeContext& context, double window_s)
+      : piece_(std::min((context.on_host() ? 16 : 32) * kMiB, context.rolling_bytes / 4)),
+        window_s_(window_s),
         backend_(make_backend(context.backend, 1, 0)),
-        elements_(slice_elements(context, planned_threads(context), 1)) {
+        pool_(context.state_memory(), 1) {
     for (const Direction direction : {Direction::h2d, Direction::d2h}) {
       copiers_.push_back(
           std::make_unique<Copier>(*backend_.devices.front(), direction, context.rolling_bytes / 2, piece_));
@@ -84,13 +134,17 @@ class Bench {
       }
       pieces_.push_back(static_cast<int>(std::clamp(window_s_ / (seconds / kTried), 4.0, 1000.0)));
     }
-    for (int i = 0; i < planned_threads(context); ++i) slices_.emplace_back(elements_, 1);
+    for (const Situation& situation : situations(context)) {
+      const int threads = situation.running.adam_threads;
+      if (threads > 0) slices_.try_emplace(threads, slices_of(pool_, threads));
+    }
   }
 
   // Rates while all that shall run does.
-  TogetherRates run(bool h2d, bool d2h) {
-    const std::array<bool, 2> wanted{h2d, d2h};
-    AdamTeam team(slices_, std::min(kElementsPerCall, elements_));
+  TogetherRates run(const Together& running) {
+    const std::array<bool, 2> wanted{running.h2d, running.d2h};
+    std::optional<AdamTeam> team;
+    if (running.adam_threads > 0) team.emplace(slices_.at(running.adam_threads));
     for (size_t i = 0; i < 2; ++i) {
       if (wanted[i]) copiers_[i]->issue_marked(piece_, pieces_[i]);
     }
@@ -100,8 +154,9 @@ class Bench {
       copiers_[i]->lane().finish();
       copied[i] = copiers_[i]->curve();
     }
-    if (!h2d && !d2h) std::this_thread::sleep_for(std::chrono::duration<double>(window_s_));
-    const std::vector<ProgressCurve> updated = team.finish();
+    if (!running.h2d && !running.d2h) std::this_thread::sleep_for(std::chrono::duration<double>(window_s_));
+    std::vector<ProgressCurve> updated;
+    if (team) updated = team->finish();
 
     double begin = 0, end = std::numeric_limits<double>::infinity();
     const auto narrow = [&](const ProgressCurve& curve) {
@@ -112,8 +167,8 @@ class Bench {
     std::for_each(copied.begin(), copied.end(), narrow);
     std::for_each(updated.begin(), updated.end(), narrow);
     TogetherRates rates;
-    if (h2d) rates.h2d_gbps = rate_between(copied[0], begin, end) / kGiga;
-    if (d2h) rates.d2h_gbps = rate_between(copied[1], begin, end) / kGiga;
+    if (running.h2d) rates.h2d_gbps = rate_between(copied[0], begin, end) / kGiga;
+    if (running.d2h) rates.d2h_gbps = rate_between(copied[1], begin, end) / kGiga;
     for (const ProgressCurve& curve : updated) rates.adam_gbps += rate_between(curve, begin, end) / kGiga;
     return rates;
   }
@@ -122,109 +177,54 @@ class Bench {
   int64_t piece_;
   double window_s_;
   Backend backend_;
-  int64_t elements_;  // of each worker's slice
+  StatePool pool_;
   std::vector<std::unique_ptr<Copier>> copiers_;
   std::vector<int> pieces_;
-  std::vector<StateSlice> slices_;
+  std::map<int, std::vector<StateSlice>> slices_;  // by the number of threads, each over the whole pool
 };
 
 class ContentionProbe final : public Probe {
  public:
   std::string key() const override { return "host.contention"; }
   std::string method() const override {
-    return "adam_update by the planned number of threads beside large copies of one rank: none, each direction, both; "
-           "rates (Adam: 26 B an element) while all run; what each loses to the others is fitted";
+    return "adam_update by no, some and the planned number of threads beside large copies of one rank in no, each and "
+           "both directions, all situations in turn; rates (Adam: 26 B an element) while all run; caps and what each "
+           "loses to the others are fitted";
   }
   std::optional<std::string> waived(const ProbeContext& context) const override {
     // Copies of CPU ranks are work of the cores; the caps of the cores and of the memory controller cover them.
     if (context.on_host()) return "CPU ranks have no copy engines that work beside the cores";
-    if (context.rolling_bytes / 4 < kMiB || slice_elements(context, planned_threads(context), 1) < kBlockElements) {
+    if (context.rolling_bytes / 4 < kMiB ||
+        StatePool::elements_in(context.state_memory(), 1) / planned_threads(context) < kBlockElements) {
       return fmt::format("only {} of memory may be used", format_bytes(context.rolling_bytes));
     }
     return std::nullopt;
   }
 
+  // One repeat is a round through all situations, so that what changes with time changes all of them alike.
   std::vector<Measurement> run(const ProbeContext& context) const override {
-    Bench bench(context);
-    const Harness harness = context.harness(static_cast<int>(kSituations.size()));
-    std::vector<Measurement> result;
-    for (const auto& [h2d, d2h] : kSituations) {
-      std::vector<Measurement> points;
-      const auto add = [&, h2d = h2d, d2h = d2h](bool runs, const char* name) {
-        if (!runs) return;
-        points.push_back({name, "GB/s", parameters(h2d, d2h), {}, true});
-        points.back().parameters["threads"] = planned_threads(context);
-      };
-      add(h2d, "h2d");
-      add(d2h, "d2h");
-      add(true, "adam");
-      points = harness.measure(std::move(points), [&, h2d = h2d, d2h = d2h] {
-        const TogetherRates rates = bench.run(h2d, d2h);
-        std::vector<double> values;
-        if (h2d) values.push_back(rates.h2d_gbps);
-        if (d2h) values.push_back(rates.d2h_gbps);
-        values.push_back(rates.adam_gbps);
-        return values;
-      });
-      std::move(points.begin(), points.end(), std::back_inserter(result));
+    const std::vector<Situation> all = situations(context);
+    constexpr int kFewest = 4;  // a warm-up and three repeats
+    const double round_s = context.probe_seconds * kTimeShare / context.rounds / kFewest;
+    Bench bench(context, round_s / static_cast<double>(all.size()));
+    std::vector<Measurement> points;
+    for (const Situation& situation : all) {
+      std::vector<Measurement> some = situation.points();
+      std::move(some.begin(), some.end(), std::back_inserter(points));
     }
-    return result;
-  }
-
-  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
-                            HardwareSpec& spec) const override {
-    std::vector<Finding> found;
-    const std::vector<ContentionSample> samples = concurrent(measured);
-    double most = 0;
-    for (const ContentionSample& s : samples) {
-      most = std::max(most, s.measured.h2d_gbps + s.measured.d2h_gbps + s.measured.adam_gbps);
-    }
-    if (most > spec.host.dram_gbps) {
-      spec.host.dram_gbps = most;
-      found.push_back(finding("host.dram_gbps", most, "GB/s", 0));
-    }
-    const ContentionFit fit = fit_contention(samples, spec);
-    spec = with_losses(spec, fit);
-    const auto add = [&](const char* field, double value) {
-      found.push_back(finding(field, value, "", 0));
-      found.back().spread = fmt::format("rates fit within {:.1f} % rms", 100 * fit.residual_rms_log);
-    };
-    add("pcie.h2d_loss", fit.h2d_loss);
-    add("pcie.d2h_loss", fit.d2h_loss);
-    add("host.stream_loss_h2d", fit.stream_loss_h2d);
-    add("host.stream_loss_d2h", fit.stream_loss_d2h);
-    constexpr double kMostResidual = 0.08;
-    if (fit.residual_rms_log > kMostResidual) {
-      found.back().note = "host.contention: the losses describe the rates badly; was the machine idle otherwise?";
-    }
-    return found;
+    return context.harness(1, kTimeShare).measure(std::move(points), [&] {
+      std::vector<double> values;
+      for (const Situation& situation : all) {
+        const std::vector<double> some = situation.values(bench.run(situation.running));
+        values.insert(values.end(), some.begin(), some.end());
+      }
+      return values;
+    });
   }
 
  private:
-  // {h2d, d2h}; Adam always runs. Alone it is for the record: its cap comes from host.adam.
-  static constexpr std::array<std::pair<bool, bool>, 4> kSituations{
-      {{false, false}, {true, false}, {false, true}, {true, true}}};
-
-  static std::map<std::string, double> parameters(bool h2d, bool d2h) {
-    return {{"h2d", h2d ? 1.0 : 0.0}, {"d2h", d2h ? 1.0 : 0.0}};
-  }
-
-  static std::vector<ContentionSample> concurrent(std::span<const Measurement> measured) {
-    std::vector<ContentionSample> samples;
-    for (const auto& [h2d, d2h] : kSituations) {
-      if (!h2d && !d2h) continue;
-      const auto rate = [&, h2d = h2d, d2h = d2h](const char* name) {
-        return median(find(measured, name, parameters(h2d, d2h)).repeats);
-      };
-      const Measurement& adam = find(measured, "adam", parameters(h2d, d2h));
-      ContentionSample sample{{h2d, d2h, static_cast<int>(adam.parameters.at("threads"))}, {}};
-      if (h2d) sample.measured.h2d_gbps = rate("h2d");
-      if (d2h) sample.measured.d2h_gbps = rate("d2h");
-      sample.measured.adam_gbps = rate("adam");
-      samples.push_back(sample);
-    }
-    return samples;
-  }
+  // The most important input of the model for a machine whose host is busy.
+  static constexpr double kTimeShare = 5;
 };
 
 }  // namespace

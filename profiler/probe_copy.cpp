@@ -58,13 +58,6 @@ class CopyAloneProbe final : public Probe {
     return result;
   }
 
-  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
-                            HardwareSpec& spec) const override {
-    const LinkFit fit = fit_link(fit_samples(select(measured, "seconds"), "bytes"), key());
-    (h2d_ ? spec.pcie.h2d : spec.pcie.d2h) = fit.rate;
-    return findings(h2d_ ? "pcie.h2d" : "pcie.d2h", fit);
-  }
-
  private:
   bool h2d_;
 };
@@ -79,13 +72,6 @@ struct Burst {
         pieces(context.on_host() ? 4 : 8) {}
   double total() const { return static_cast<double>(bytes) * pieces; }
 };
-
-// On the CPU backend copies pass through the host's own memory controller; on others DMA does.
-void raise_dram(HardwareSpec& spec, double gbps, std::vector<Finding>& found, double spread) {
-  if (gbps <= spec.host.dram_gbps) return;
-  spec.host.dram_gbps = gbps;
-  found.push_back(finding("host.dram_gbps", gbps, "GB/s", spread));
-}
 
 class DuplexProbe final : public Probe {
  public:
@@ -107,16 +93,6 @@ class DuplexProbe final : public Probe {
     }
     return {context.harness(1).measure({"seconds", "s", {{"bytes", 2 * burst.total()}}, {}, true},
                                        [&] { return run_together(copiers, burst.bytes, burst.pieces); })};
-  }
-
-  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
-                            HardwareSpec& spec) const override {
-    const Measurement& m = find(measured, "seconds");
-    const double spread = relative_error(m.repeats);
-    spec.pcie.duplex_gbps = m.parameters.at("bytes") / median(m.repeats) / 1e9;
-    std::vector<Finding> found{finding("pcie.duplex_gbps", spec.pcie.duplex_gbps, "GB/s", spread)};
-    raise_dram(spec, spec.pcie.duplex_gbps, found, spread);
-    return found;
   }
 };
 
@@ -146,20 +122,6 @@ class RootProbe final : public Probe {
           [&] { return run_together(copiers, burst.bytes, burst.pieces); }));
     }
     return result;
-  }
-
-  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
-                            HardwareSpec& spec) const override {
-    std::vector<Finding> found;
-    for (const char* direction : {"h2d", "d2h"}) {
-      const Measurement& m = find(measured, direction);
-      const double spread = relative_error(m.repeats);
-      const double gbps = m.parameters.at("bytes") / median(m.repeats) / 1e9;
-      (direction == std::string("h2d") ? spec.pcie.root_h2d_gbps : spec.pcie.root_d2h_gbps) = gbps;
-      found.push_back(finding(fmt::format("pcie.root_{}_gbps", direction), gbps, "GB/s", spread));
-      raise_dram(spec, gbps, found, spread);
-    }
-    return found;
   }
 };
 

@@ -1,9 +1,12 @@
 // Host DRAM as the cores see it.
 #include <algorithm>
 #include <array>
-#include <set>
+#include <atomic>
+#include <cstring>
+#include <functional>
 
 #include "model/base/format.h"
+#include "profiler/adam_slice.h"
 #include "profiler/probe.h"
 #include "profiler/rolling.h"
 
@@ -25,14 +28,19 @@ void triad(float* __restrict out, const float* __restrict a, const float* __rest
   for (int64_t i = 0; i < count; ++i) out[i] = a[i] + 3.0f * b[i];
 }
 
+void copy_floats(float* __restrict out, const float* __restrict a, int64_t count) {
+  std::memcpy(out, a, static_cast<size_t>(count) * sizeof(float));
+}
+
 class DramProbe final : public Probe {
  public:
   std::string key() const override { return "host.dram"; }
   std::string method() const override {
-    return "sums one array (read: 8 B a word) and computes a = b + 3c over three (triad: 12 B a float, write-allocate "
-           "not "
-           "counted), with one thread and with all cores, over at least 1 GiB or twice the last-level cache (--quick: "
-           "512 MiB, which a large cache may hold)";
+    return "sums one array (read: 8 B a word), copies (8 B a float) and computes a = b + 3c (triad: 12 B a float; "
+           "write-allocate not counted), by number of threads, each tied to a core; every repeat goes on where the "
+           "last "
+           "one ended, through at least 1 GiB or twice the last-level cache (--quick: 512 MiB, which a large cache may "
+           "hold)";
   }
 
   std::optional<std::string> waived(const ProbeContext& context) const override {
@@ -41,60 +49,52 @@ class DramProbe final : public Probe {
   }
 
   std::vector<Measurement> run(const ProbeContext& context) const override {
-    RollingBuffer buffer(context.rolling_bytes, "the DRAM probe's arrays");
-    const std::set<int> team_sizes{1, context.cores};
-    const Harness harness = context.harness(2 * static_cast<int>(team_sizes.size()));
+    Parts parts(context);
+    const std::vector<int> teams = thread_counts(context);
+    const Harness harness = context.harness(3 * static_cast<int>(teams.size()), 1.2);
     std::vector<Measurement> result;
-    for (int threads : team_sizes) {
-      const double bytes = static_cast<double>(part_words(buffer, threads) * threads * 8);
-      result.push_back(harness.measure({"read", "s", {{"threads", threads}, {"bytes", bytes}}, {}, true},
-                                       [&] { return read_once(buffer, threads); }));
-      const double triad_bytes = static_cast<double>(part_floats(buffer, threads) * threads * 12);
-      result.push_back(harness.measure({"triad", "s", {{"threads", threads}, {"bytes", triad_bytes}}, {}, true},
-                                       [&] { return triad_once(buffer, threads); }));
+    for (const int threads : teams) {
+      const WorkerCores cores(threads, 0);
+      const auto measure = [&](const char* name, int64_t bytes_a_worker, const std::function<void(float*)>& work) {
+        const double bytes = static_cast<double>(bytes_a_worker) * threads;
+        result.push_back(harness.measure({name, "s", {{"threads", threads}, {"bytes", bytes}}, {}, true}, [&] {
+          const int64_t first = parts.take(threads);
+          return seconds_together(
+              threads, [&](int worker) { work(parts.at(first + worker)); }, [&](int worker) { cores.take(worker); });
+        }));
+      };
+      // A third of a part for each of triad's arrays, a half for a copy's.
+      const int64_t third = parts.floats() / 48 * 16, half = parts.floats() / 32 * 16;
+      measure("read", parts.floats() / 16 * 64, [&](float* part) {
+        sink_ = sink_ + sum_words(reinterpret_cast<const uint64_t*>(part), parts.floats() / 16 * 8);
+      });
+      measure("copy", half * 8, [&](float* part) { copy_floats(part, part + half, half); });
+      measure("triad", third * 12, [&](float* part) { triad(part, part + third, part + 2 * third, third); });
     }
     return result;
   }
 
-  std::vector<Finding> fill(const ProbeContext& context, std::span<const Measurement> measured,
-                            HardwareSpec& spec) const override {
-    const std::map<std::string, double> all_cores{{"threads", context.cores}};
-    const Measurement& read = find(measured, "read", all_cores);
-    const Measurement& written = find(measured, "triad", all_cores);
-    const auto gbps = [](const Measurement& m) { return m.parameters.at("bytes") / median(m.repeats) / 1e9; };
-    const Measurement& best = gbps(read) > gbps(written) ? read : written;
-    spec.host.cpu_stream_gbps = gbps(best);
-    spec.host.dram_gbps = gbps(best);
-    const double spread = relative_error(best.repeats);
-    return {finding("host.cpu_stream_gbps", spec.host.cpu_stream_gbps, "GB/s", spread),
-            finding("host.dram_gbps", spec.host.dram_gbps, "GB/s", spread)};
-  }
-
  private:
-  static int64_t part_words(const RollingBuffer& buffer, int threads) { return buffer.bytes() / threads / 64 * 8; }
-  static int64_t part_floats(const RollingBuffer& buffer, int threads) {
-    return buffer.bytes() / 3 / threads / 64 * 16;
-  }
+  // One buffer in as many parts as there are cores, handed out round and round.
+  class Parts {
+   public:
+    explicit Parts(const ProbeContext& context)
+        : buffer_(context.rolling_bytes, "the DRAM probe's arrays"), count_(context.cores) {}
+    int64_t floats() const { return buffer_.bytes() / count_ / 256 * 64; }
+    int64_t take(int parts) {
+      const int64_t first = next_;
+      next_ = (next_ + parts) % count_;
+      return first;
+    }
+    float* at(int64_t part) const { return static_cast<float*>(buffer_.data()) + part % count_ * floats(); }
 
-  static double read_once(const RollingBuffer& buffer, int threads) {
-    const int64_t words = part_words(buffer, threads);
-    const auto* data = static_cast<const uint64_t*>(buffer.data());
-    std::vector<uint64_t> sums(static_cast<size_t>(threads));
-    const double seconds = seconds_together(
-        threads, [&](int worker) { sums[static_cast<size_t>(worker)] = sum_words(data + worker * words, words); });
-    volatile uint64_t sink = 0;  // the sums are used, so the loop stays
-    for (uint64_t sum : sums) sink = sink + sum;
-    return seconds;
-  }
+   private:
+    RollingBuffer buffer_;
+    int count_;
+    int64_t next_ = 0;
+  };
 
-  static double triad_once(const RollingBuffer& buffer, int threads) {
-    const int64_t floats = part_floats(buffer, threads);
-    auto* data = static_cast<float*>(buffer.data());
-    return seconds_together(threads, [&](int worker) {
-      float* out = data + worker * 3 * floats;
-      triad(out, out + floats, out + 2 * floats, floats);
-    });
-  }
+  mutable std::atomic<uint64_t> sink_ = 0;  // the sums are used, so the loop stays
 };
 
 }  // namespace

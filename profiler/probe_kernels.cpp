@@ -3,6 +3,7 @@
 
 #include "model/base/format.h"
 #include "model/cost/flops.h"
+#include "model/cost/layer_work.h"
 #include "profiler/kernel_bench.h"
 #include "profiler/probe.h"
 
@@ -13,35 +14,34 @@ namespace {
 constexpr int kFewestSizes = 2;
 // Kernels take this many times a probe's usual time: one repeat at a step's own size is long. On a device the last
 // sizes are a step's own, and the time is only there for what is far too slow.
-constexpr double kTimeShare = 2.5, kDeviceTimeShare = 6;
+constexpr double kTimeShare = 2.5, kDeviceTimeShare = 10;
 
-using MeasureAtShape = std::function<std::vector<Measurement>(KernelBench&, const ModelSpec& measured,
-                                                              const KernelShape&, const Harness&)>;
+using MeasureDesign = std::function<std::vector<Measurement>(KernelBench&, const LayerDesign&, const Harness&)>;
 
 // Brings a GPU to the clock that it holds under this load (training is limited by its power, not by its highest clock),
 // and loads and chooses kernels.
 void warm_up(const ProbeContext& context, const Harness& harness, const std::function<void()>& call) {
   if (context.on_host()) return;  // the harness's own repeat suffices
   constexpr int kFewest = 3;
-  const double end = steady_seconds() + (context.quick ? 0.3 : 0.8);
+  const double end = steady_seconds() + (context.quick ? 0.2 : 0.35);
   for (int i = 0; i < kFewest || steady_seconds() < end; ++i) {
     harness.check_stop();
     call();
   }
 }
 
-// From the smallest shape up while the probe's time lasts.
-std::vector<Measurement> over_shapes(const ProbeContext& context, const MeasureAtShape& measure) {
-  const ModelSpec measured = measured_model(context);
+// One design after the other while the probe's time lasts.
+std::vector<Measurement> over_designs(const ProbeContext& context, std::span<const LayerDesign> designs,
+                                      const MeasureDesign& measure) {
   const Harness harness = context.harness(4);
   const double begin = steady_seconds();
-  const double most = (context.on_host() ? kTimeShare : kDeviceTimeShare) * context.probe_seconds;
+  const double most = (context.on_host() ? kTimeShare : kDeviceTimeShare) * context.probe_seconds / context.rounds;
   std::vector<Measurement> result;
   int sizes = 0;
-  for (const KernelShape& shape : kernel_shapes(context, measured)) {
+  for (const LayerDesign& design : designs) {
     const double size_begin = steady_seconds();
-    KernelBench bench(context, measured, shape);
-    std::vector<Measurement> at_size = measure(bench, measured, shape, harness);
+    KernelBench bench(context, design.model, design.shape);
+    std::vector<Measurement> at_size = measure(bench, design, harness);
     std::move(at_size.begin(), at_size.end(), std::back_inserter(result));
     const double now = steady_seconds();
     // The next size takes up to twice as long.
@@ -69,38 +69,45 @@ class KernelProbe : public Probe {
     return fmt::format("needs up to {} for one layer and the vocabulary of {}, but only {} is available",
                        format_bytes(bytes), context.model.name, format_bytes(context.device_available_bytes));
   }
-
- protected:
-  static std::vector<Finding> fit(std::span<const Measurement* const> measured, const std::string& key,
-                                  const std::string& field, KernelRate& rate) {
-    const KernelFit fitted = fit_kernel(fit_samples(measured, "flops"), key);
-    rate = fitted.rate;
-    return findings("kernels." + field, fitted);
-  }
 };
 
 class LayerProbe final : public KernelProbe {
  public:
   std::string key() const override { return "kernel.layer"; }
   std::string method() const override {
-    return "layer_forward and layer_backward of one decoder layer in turn, by tokens (one document a row; GPU: several "
-           "calls in a row after warming up), one intra-op thread; flops as the planner counts them";
+    return "layer_forward and layer_backward of one decoder layer in turn, by tokens, length of rows and width of the "
+           "model (one document a row; GPU: several calls in a row after warming up, and rows of several documents for "
+           "the record), "
+           "one intra-op thread; flops and bytes as the planner counts them";
   }
   std::vector<Measurement> run(const ProbeContext& context) const override {
-    return over_shapes(context, [&context](KernelBench& bench, const ModelSpec& model, const KernelShape& shape,
-                                           const Harness& harness) {
-      warm_up(context, harness, [&] { bench.layer(); });
-      return harness.measure({timed_at("forward", shape, layer_forward_flops(model, shape.rows, shape.seq)),
-                              timed_at("backward", shape, layer_backward_flops(model, shape.rows, shape.seq))},
-                             [&] { return bench.layer(); });
-    });
+    const DType compute = compute_type(context);
+    return over_designs(
+        context, layer_designs(context), [&](KernelBench& bench, const LayerDesign& design, const Harness& harness) {
+          const ModelSpec& model = design.model;
+          const KernelShape& shape = design.shape;
+          warm_up(context, harness, [&] { bench.layer(); });
+          // Attention stays inside a document.
+          const int64_t documents = shape.rows * shape.documents, length = shape.seq / shape.documents;
+          const bool packed = shape.documents > 1;
+          return harness.measure(
+              {layer_point(packed ? "packed forward" : "forward", design,
+                           layer_forward_work(model, documents, length, compute)),
+               layer_point(packed ? "packed backward" : "backward", design,
+                           layer_backward_work(model, documents, length, compute, DType::fp32, /*first=*/true))},
+              [&] { return bench.layer(); });
+        });
   }
-  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
-                            HardwareSpec& spec) const override {
-    std::vector<Finding> found = fit(select(measured, "forward"), key(), "layer_fwd", spec.kernels.layer_fwd);
-    std::vector<Finding> backward = fit(select(measured, "backward"), key(), "layer_bwd", spec.kernels.layer_bwd);
-    std::move(backward.begin(), backward.end(), std::back_inserter(found));
-    return found;
+
+ private:
+  static Measurement layer_point(const char* value_name, const LayerDesign& design, const LayerWork& work) {
+    Measurement point = timed_at(value_name, design.shape, work.flops());
+    point.parameters["attention_flops"] = work.attention_flops;
+    point.parameters["layer_bytes"] = work.bytes;
+    point.parameters["documents"] = static_cast<double>(design.shape.documents);
+    point.parameters["hidden"] = static_cast<double>(design.model.hidden);
+    point.parameters["own_model"] = design.own ? 1 : 0;
+    return point;
   }
 };
 
@@ -112,16 +119,27 @@ class HeadProbe final : public KernelProbe {
            "backend a vocabulary matrix of at most 64 Mi elements";
   }
   std::vector<Measurement> run(const ProbeContext& context) const override {
-    return over_shapes(context, [&context](KernelBench& bench, const ModelSpec& model, const KernelShape& shape,
-                                           const Harness& harness) {
-      warm_up(context, harness, [&] { bench.head(); });
-      return std::vector{
-          harness.measure(timed_at("seconds", shape, head_flops(model, shape.tokens())), [&] { return bench.head(); })};
-    });
+    return over_designs(context, head_designs(context),
+                        [&context](KernelBench& bench, const LayerDesign& design, const Harness& harness) {
+                          warm_up(context, harness, [&] { bench.head(); });
+                          return std::vector{harness.measure(
+                              timed_at("seconds", design.shape, head_flops(design.model, design.shape.tokens())),
+                              [&] { return bench.head(); })};
+                        });
   }
-  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
-                            HardwareSpec& spec) const override {
-    return fit(select(measured, "seconds"), key(), "head", spec.kernels.head);
+
+ private:
+  // On a device also few tokens, which show what does not grow with them.
+  static std::vector<LayerDesign> head_designs(const ProbeContext& context) {
+    const ModelSpec model = measured_model(context);
+    std::vector<LayerDesign> designs;
+    const std::vector<KernelShape> shapes = kernel_shapes(context, model);
+    if (!context.on_host()) {
+      for (const int64_t part : {4, 2})
+        designs.push_back({model, {1, std::max<int64_t>(shapes.front().seq / part, 1)}});
+    }
+    for (const KernelShape& shape : shapes) designs.push_back({model, shape});
+    return designs;
   }
 };
 
@@ -149,10 +167,6 @@ class EmbeddingProbe final : public KernelProbe {
                                        [&] { return bench.embedding_backward(true); }));
     }
     return result;
-  }
-  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
-                            HardwareSpec& spec) const override {
-    return fit(select(measured, "backward"), key(), "embedding", spec.kernels.embedding);
   }
 };
 
@@ -193,13 +207,6 @@ class CastProbe final : public Probe {
       });
       return seconds / static_cast<double>(casts);
     })};
-  }
-
-  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
-                            HardwareSpec& spec) const override {
-    const Measurement& m = find(measured, "seconds");
-    spec.kernels.elementwise_gbps = m.parameters.at("bytes") / median(m.repeats) / 1e9;
-    return {finding("kernels.elementwise_gbps", spec.kernels.elementwise_gbps, "GB/s", relative_error(m.repeats))};
   }
 
  private:

@@ -1,4 +1,6 @@
 // What it costs to start work on a stream.
+#include <semaphore>
+
 #include "model/base/format.h"
 #include "profiler/device_lane.h"
 #include "profiler/kernel_bench.h"
@@ -16,9 +18,10 @@ class LaunchProbe final : public Probe {
   std::string key() const override { return "launch.latency"; }
   std::string method() const override {
     return "launches of a cast of 64 elements with an event each: in a row on one stream (in_row), and in a chain that "
-           "alternates between "
-           "two streams, each waiting for the other's event (hop); the hop is the launch latency of the profile, since "
-           "tasks of a step wait for other lanes";
+           "alternates between two streams, each waiting for the other's event (hop); the hop is the launch latency of "
+           "the profile, since tasks of a step wait for other lanes; events alone (event) and calls from an idle "
+           "stream "
+           "to the host (host_function) for the record";
   }
 
   std::vector<Measurement> run(const ProbeContext& context) const override {
@@ -32,7 +35,7 @@ class LaunchProbe final : public Probe {
     };
     DeviceLane one(device, "one"), two(device, "two");
     const std::unique_ptr<Event> event = device.create_event();
-    const Harness harness = context.harness(2);
+    const Harness harness = context.harness(4);
     std::vector<Measurement> result;
     result.push_back(harness.measure({"in_row", "s", {}, {}, true}, [&] {
       return timed(one,
@@ -54,17 +57,29 @@ class LaunchProbe final : public Probe {
                    }) /
              kHops;
     }));
+    result.push_back(harness.measure({"event", "s", {}, {}, true}, [&] {
+      return timed(one,
+                   [&](Device& on, Stream& stream) {
+                     for (int i = 0; i < kHops; ++i) on.record(stream, *event);
+                   }) /
+             kHops;
+    }));
+    result.push_back(harness.measure({"host_function", "s", {}, {}, true}, [&] { return call_back(one); }));
     return result;
   }
 
-  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
-                            HardwareSpec& spec) const override {
-    const Measurement& m = find(measured, "hop");
-    spec.kernels.launch_latency_s = median(m.repeats);
-    return {finding("kernels.launch_latency_s", spec.kernels.launch_latency_s, "s", relative_error(m.repeats))};
+ private:
+  // From asking an idle stream to call until it has called, one after the other.
+  static double call_back(DeviceLane& lane) {
+    const double begin = steady_seconds();
+    for (int i = 0; i < kHops; ++i) {
+      std::binary_semaphore called(0);
+      lane.device().notify(lane.stream(), [&called] { called.release(); });
+      called.acquire();
+    }
+    return (steady_seconds() - begin) / kHops;
   }
 
- private:
   static void hop(Device& device, Stream& from, Stream& to, Event& event, const std::function<void()>& kernel) {
     device.launch(from, kernel);
     device.record(from, event);

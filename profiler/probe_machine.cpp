@@ -5,6 +5,7 @@
 #include "profiler/kernel_bench.h"
 #include "profiler/probe.h"
 #include "runtime/device/backends.h"
+#include "runtime/device/gpu_state.h"
 
 namespace slidedp {
 namespace {
@@ -25,18 +26,6 @@ class MachineProbe final : public Probe {
     const int64_t device = context.rank_memory_bytes();
     const int64_t host = context.memory_bytes - (context.on_host() ? context.ranks * device : 0);
     return {fact("cores", "1", context.cores), fact("host memory", "B", host), fact("device memory", "B", device)};
-  }
-
-  std::vector<Finding> fill(const ProbeContext& context, std::span<const Measurement> measured,
-                            HardwareSpec& spec) const override {
-    const auto value = [&](const char* name) { return static_cast<int64_t>(find(measured, name).repeats.front()); };
-    spec.gpus = context.ranks;
-    spec.host.cores = static_cast<int>(value("cores"));
-    spec.host.memory_bytes = value("host memory");
-    spec.device.memory_bytes = value("device memory");
-    return {finding("host.cores", spec.host.cores, "", 0),
-            finding("host.memory_bytes", static_cast<double>(spec.host.memory_bytes), "B", 0),
-            finding("device.memory_bytes", static_cast<double>(spec.device.memory_bytes), "B", 0)};
   }
 };
 
@@ -63,15 +52,6 @@ class DeviceContextProbe final : public Probe {
     return {fact("context", "B", facts.total_bytes - facts.free_bytes)};
   }
 
-  std::vector<Finding> fill(const ProbeContext&, std::span<const Measurement> measured,
-                            HardwareSpec& spec) const override {
-    // Other shapes load other kernels, some MiB more.
-    constexpr int64_t kGrain = int64_t{64} << 20;
-    const auto bytes = static_cast<int64_t>(find(measured, "context").repeats.front());
-    spec.device.context_bytes = round_up(bytes, kGrain);
-    return {finding("device.context_bytes", static_cast<double>(spec.device.context_bytes), "B", 0)};
-  }
-
  private:
   static void use_every_kernel(const ProbeContext& context) {
     const ModelSpec measured = measured_model(context);
@@ -83,8 +63,36 @@ class DeviceContextProbe final : public Probe {
   }
 };
 
+class DeviceStateProbe final : public Probe {
+ public:
+  std::string key() const override { return "device.state"; }
+  std::string method() const override {
+    return "reads the first GPU's clocks, power, temperature and reasons to slow down from the management library, "
+           "once a "
+           "round, directly after layers have run; for the record";
+  }
+  std::optional<std::string> waived(const ProbeContext& context) const override {
+    if (context.on_host()) return "CPU ranks have no clock of their own";
+    if (!gpu_state()) return "NVIDIA's management library (libnvidia-ml.so.1) is not there or says nothing";
+    return std::nullopt;
+  }
+  std::vector<Measurement> run(const ProbeContext&) const override {
+    const GpuState state = gpu_state().value_or(GpuState{});
+    const auto value = [](const char* name, const char* unit, double v) {
+      return Measurement{name, unit, {}, {v}, true};
+    };
+    return {value("sm_clock", "MHz", state.sm_clock_mhz),
+            value("memory_clock", "MHz", state.memory_clock_mhz),
+            value("power", "W", state.power_w),
+            value("power_limit", "W", state.power_limit_w),
+            value("temperature", "C", state.temperature_c),
+            value("slowdown_reasons", "1", state.slowdown_reasons)};
+  }
+};
+
 }  // namespace
 
+std::unique_ptr<Probe> make_device_state() { return std::make_unique<DeviceStateProbe>(); }
 std::unique_ptr<Probe> make_machine() { return std::make_unique<MachineProbe>(); }
 std::unique_ptr<Probe> make_device_context() { return std::make_unique<DeviceContextProbe>(); }
 

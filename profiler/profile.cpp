@@ -2,67 +2,30 @@
 
 #include <algorithm>
 #include <chrono>
-#include <ctime>
 #include <exception>
 #include <thread>
 
-#include "model/base/atomic_file.h"
 #include "model/base/format.h"
 #include "runtime/host/arena.h"
 
 namespace slidedp {
 namespace {
 
-namespace fs = std::filesystem;
-
 int64_t unix_seconds() {
   using namespace std::chrono;
   return duration_cast<seconds>(system_clock::now().time_since_epoch()).count();
 }
 
-std::string utc(int64_t unix_s) {
-  const std::time_t time = unix_s;
-  std::tm parts{};
-  gmtime_r(&time, &parts);
-  char text[32];
-  std::strftime(text, sizeof(text), "%Y-%m-%d %H:%M:%S UTC", &parts);
-  return text;
-}
-
-// One probe that fails does not take the others' results with it. What it would have found is then missing, and said to
-// be.
-std::string failure_text(const std::exception& error) { return std::string("it failed: ") + error.what(); }
-
-ProbeOutcome run_probe(const Probe& probe, const ProbeContext& context, HardwareSpec& spec) {
-  ProbeOutcome outcome;
-  outcome.key = probe.key();
-  outcome.method = probe.method();
+// Adds one round's samples of a probe, or why there are none.
+void run_probe(const Probe& probe, const ProbeContext& context, int round, ProbeOutcome& outcome) {
   const double begin = steady_seconds();
-  outcome.waived = probe.waived(context);
   try {
-    if (!outcome.waived) {
-      outcome.measurements = probe.run(context);
-      HardwareSpec filled = spec;
-      outcome.findings = probe.fill(context, outcome.measurements, filled);
-      spec = filled;
-    }
-  } catch (const Error& error) {
-    if (error.code() == ExitCode::interrupted) throw;
-    outcome.waived = failure_text(error);
+    add_round(outcome.measurements, probe.run(context), round);
   } catch (const std::exception& error) {
-    outcome.waived = failure_text(error);
+    waive_for(outcome, error);
   }
-  outcome.seconds = steady_seconds() - begin;
+  outcome.seconds += steady_seconds() - begin;
   outcome.finished_unix_s = unix_seconds();
-  return outcome;
-}
-
-std::string waived_text(const ProfileRun& run) {
-  std::string text;
-  for (const ProbeOutcome& outcome : run.outcomes) {
-    if (outcome.waived) text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", outcome.key, *outcome.waived);
-  }
-  return text;
 }
 
 }  // namespace
@@ -95,8 +58,11 @@ ProbeContext make_context(const MachineIdentity& machine, const ModelSpec& model
   context.quick = quick;
   // One GiB in quick mode may in part sit in a large last-level cache; the full mode passes far beyond it.
   const int64_t wanted = quick ? kGiB : std::max(4 * kGiB, 8 * machine.last_level_cache);
-  context.rolling_bytes = std::min(wanted, context.available_bytes / 8) / 4096 * 4096;
+  const auto limited = [&](int64_t bytes) { return std::min(bytes, context.available_bytes / 8) / 4096 * 4096; };
+  context.rolling_bytes = limited(wanted);
+  if (!quick) context.state_bytes = limited(4 * wanted);
   context.probe_seconds = quick ? 1.8 : 5.0;
+  context.rounds = quick ? 2 : 3;
   return context;
 }
 
@@ -133,56 +99,27 @@ ProfileRun run_profile(std::span<const Probe* const> probes, const ProbeContext&
   run.model = context.model.name;
   run.ranks = context.ranks;
   run.quick = context.quick;
+  run.rounds = context.rounds;
   run.started_unix_s = unix_seconds();
   run.other_threads = busy_threads();
-  run.spec = start;
+  for (const Probe* probe : probes) run.outcomes.push_back({probe->key(), probe->method(), probe->waived(context)});
   const double begin = steady_seconds();
-  for (size_t i = 0; i < probes.size(); ++i) {
-    progress(i, probes.size(), *probes[i], nullptr);
-    run.outcomes.push_back(run_probe(*probes[i], context, run.spec));
-    progress(i, probes.size(), *probes[i], &run.outcomes.back());
-  }
-  run.seconds = steady_seconds() - begin;
-  return run;
-}
-
-std::string profile_text(const ProfileRun& run) {
-  std::string text = fmt::format(
-      "# Measured by slidedp-profile on {}{}.\n# Machine: {}, {}, {} cores, {}, {}{}.\n# Kernels at the shapes of {}; "
-      "{} "
-      "ranks on the {} backend; {:.0f} s in all.\n",
-      utc(run.started_unix_s), run.quick ? " (--quick)" : "", run.machine.host, run.machine.processor,
-      run.machine.cores, format_bytes(run.machine.memory_bytes), run.machine.kernel,
-      run.machine.gpu.empty() ? "" : ", " + run.machine.gpu, run.model, run.ranks, run.backend, run.seconds);
-  if (run.other_threads > 0) {
-    text +=
-        fmt::format("# Other programs kept {:.0f} threads running when it started: measure again on an idle machine.\n",
-                    run.other_threads);
-  }
-  text += "# Value, then its spread (error of the median) or the standard error (se) of a fit:\n";
-  for (const ProbeOutcome& outcome : run.outcomes) {
-    if (outcome.waived) text += fmt::format("#   {}: waived: {}\n", outcome.key, *outcome.waived);
-    for (const Finding& finding : outcome.findings) {
-      text += fmt::format("#   {}: {} = {}{}{}\n", outcome.key, finding.field, finding.text,
-                          finding.spread.empty() ? "" : "  ", finding.spread);
-      if (!finding.note.empty()) text += fmt::format("#     note: {}\n", finding.note);
+  for (int round = 0; round < context.rounds; ++round) {
+    for (size_t i = 0; i < probes.size(); ++i) {
+      ProbeOutcome& outcome = run.outcomes[i];
+      progress({round, i, *probes[i]}, nullptr);
+      if (!outcome.waived) run_probe(*probes[i], context, round, outcome);
+      progress({round, i, *probes[i]}, &outcome);
     }
   }
-  return text + to_yaml(run.spec);
-}
-
-void write_profile(const ProfileRun& run, const fs::path& file) {
-  AtomicFile out(file);
-  out.stream() << profile_text(run);
-  out.finish();
-  try {
-    load_hardware_spec(out.partial());
-  } catch (const Error& error) {
-    const std::string waived = waived_text(run);
-    failf("{}: not written, since the profile is not complete ({}){}.", file.string(), error.what(),
-          waived.empty() ? "" : "; waived probes: " + waived);
-  }
-  out.commit();
+  run.seconds = steady_seconds() - begin;
+  fit_profile(
+      run, start,
+      [&](const std::string& key, const FillFacts& facts, std::span<const Measurement> measured, HardwareSpec& spec) {
+        const auto probe = std::find_if(probes.begin(), probes.end(), [&](const Probe* p) { return p->key() == key; });
+        return (*probe)->fill(facts, measured, spec);
+      });
+  return run;
 }
 
 }  // namespace slidedp

@@ -8,9 +8,11 @@
 #include <cstdio>
 
 #include "model/base/format.h"
+#include "model/calibration/prediction_errors.h"
+#include "model/calibration/profile_diff.h"
+#include "model/calibration/profile_store.h"
 #include "profiler/profile.h"
 #include "profiler/registry.h"
-#include "profiler/store.h"
 #include "runtime/device/backends.h"
 
 namespace slidedp {
@@ -32,7 +34,7 @@ void install_sigint() {
 struct Options {
   std::string out, db, model, backend = "cpu", device_memory;
   int ranks = 0;  // 0: not said
-  std::vector<std::string> only;
+  std::vector<std::string> only, diff;
   bool list = false, quick = false, overwrite = false;
 };
 
@@ -52,6 +54,11 @@ void add_options(CLI::App& app, Options& options) {
   app.add_flag("--list", options.list, "List the probes and whether they apply here, measure nothing");
   app.add_option("--only", options.only, "Run only these probes; other values come from the existing --out file");
   app.add_flag("--quick", options.quick, "At most a minute: fewer sizes and repeats, smaller buffers");
+  app.add_option(
+         "--diff", options.diff,
+         "Compare two measured profiles, BEFORE AFTER, and measure nothing: exit code 0 if they differ by no more "
+         "than their noise, 4 if the machine has changed")
+      ->expected(2);
   app.add_flag("--overwrite", options.overwrite, "Replace an existing --out file");
 }
 
@@ -103,14 +110,7 @@ void check_out(const Options& options) {
 // What the profile starts from: an empty one, or with --only the existing file.
 HardwareSpec starting_spec(const Options& options, const MachineIdentity& machine) {
   if (options.only.empty()) {
-    HardwareSpec spec;
-    spec.name =
-        fmt::format("{}{}, {} cores", machine.gpu.empty() ? "" : machine.gpu + ", ", machine.processor, machine.cores);
-    spec.measured = true;
-    spec.gpus = options.ranks;
-    spec.device.name = machine.gpu.empty() ? fmt::format("{} rank", options.backend) : machine.gpu;
-    spec.device.backend = options.backend;
-    return spec;
+    return empty_profile(machine, options.backend, options.ranks);
   }
   if (!fs::exists(options.out)) {
     failf("--out {}: does not exist. With --only the values that are not measured come from it: run all probes first.",
@@ -131,32 +131,53 @@ void list_probes(std::span<const std::unique_ptr<Probe>> probes, const ProbeCont
   }
 }
 
-void show(size_t index, size_t count, const Probe& probe, const ProbeOutcome* outcome) {
-  if (outcome == nullptr) {
-    fmt::print("[{:2}/{}] {:<26} ", index + 1, count, probe.key());
+// A line for each probe and round.
+class ProgressLines {
+ public:
+  ProgressLines(int rounds, size_t probes) : rounds_(rounds), probes_(probes) {}
+
+  void operator()(const ProbePlace& place, const ProbeOutcome* outcome) {
+    if (outcome == nullptr) {
+      fmt::print("[round {}/{}, {:2}/{}] {:<26} ", place.round + 1, rounds_, place.index + 1, probes_,
+                 place.probe.key());
+      begin_ = steady_seconds();
+    } else if (outcome->waived) {
+      fmt::print("waived: {}\n", *outcome->waived);
+    } else {
+      fmt::print("{:.1f} s\n", steady_seconds() - begin_);
+    }
     std::fflush(stdout);
-    return;
   }
-  if (outcome->waived) {
-    fmt::print("waived: {}\n", *outcome->waived);
-    return;
+
+ private:
+  int rounds_;
+  size_t probes_;
+  double begin_ = 0;
+};
+
+// Every value that was found, and what there is to say about it.
+void show_values(const ProfileRun& run) {
+  for (const ProbeOutcome& outcome : run.outcomes) {
+    for (const Finding& finding : outcome.findings) {
+      fmt::print("{:<26} {:<34} {:>16}  {}\n", outcome.key, finding.field, value_text(finding), spread_text(finding));
+    }
+    for (const Finding& finding : outcome.findings) {
+      if (!finding.note.empty()) fmt::print("    note: {}\n", finding.note);
+    }
+    const auto unsteady = std::count_if(outcome.measurements.begin(), outcome.measurements.end(),
+                                        [](const Measurement& m) { return !m.steady; });
+    if (unsteady > 0) {
+      fmt::print("    note: {}: {} of {} medians were not steady within 2 % when the time was up\n", outcome.key,
+                 unsteady, outcome.measurements.size());
+    }
   }
-  std::string values;
-  for (const Finding& finding : outcome->findings) {
-    values += fmt::format("{}{} {}", values.empty() ? "" : ", ", finding.field, finding.text);
-    if (!finding.spread.empty()) values += fmt::format(" ({})", finding.spread.substr(0, finding.spread.find(',')));
-  }
-  fmt::print("{}  [{:.1f} s]\n", values, outcome->seconds);
-  for (const Finding& finding : outcome->findings) {
-    if (!finding.note.empty()) fmt::print("        note: {}\n", finding.note);
-  }
-  const auto unsteady = std::count_if(outcome->measurements.begin(), outcome->measurements.end(),
-                                      [](const Measurement& m) { return !m.steady; });
-  if (unsteady > 0) {
-    fmt::print("        note: {} of {} medians were not steady within 2 % when the time was up\n", unsteady,
-               outcome->measurements.size());
-  }
-  std::fflush(stdout);
+}
+
+int show_diff(const std::string& before, const std::string& after) {
+  const HardwareSpec older = load_hardware_spec(before), newer = load_hardware_spec(after);
+  const ProfileDiff diff = diff_profiles(older, before, newer, after);
+  fmt::print("{}", diff_table(diff));
+  return static_cast<int>(diff.changed() ? ExitCode::changed : ExitCode::ok);
 }
 
 int body(int argc, char** argv) {
@@ -168,12 +189,13 @@ int body(int argc, char** argv) {
   add_options(app, options);
   try {
     app.parse(argc, argv);
-    if (!options.list && (options.out.empty() || options.db.empty())) {
-      throw CLI::ValidationError("--out and --db are required (or --list)");
+    if (!options.list && options.diff.empty() && (options.out.empty() || options.db.empty())) {
+      throw CLI::ValidationError("--out and --db are required (or --list, --diff)");
     }
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? static_cast<int>(ExitCode::ok) : static_cast<int>(ExitCode::usage);
   }
+  if (!options.diff.empty()) return show_diff(options.diff[0], options.diff[1]);
   MachineIdentity machine = identify_machine();
   const ProbeContext context = context_of(options, machine);
   const auto probes = all_probes();
@@ -188,12 +210,15 @@ int body(int argc, char** argv) {
   install_sigint();
   fmt::print("{} x {} ranks, {}, kernels at the shapes of {}: {} probes, at most {}\n", options.backend, options.ranks,
              start.name, context.model.name, chosen.size(), options.quick ? "1 minute" : "3 minutes");
-  const ProfileRun run = run_profile(chosen, context, machine, start, show);
+  const ProfileRun run = run_profile(chosen, context, machine, start, ProgressLines(context.rounds, chosen.size()));
   context.harness(1).check_stop();
+  show_values(run);
   if (run.other_threads > 0) {
     fmt::print("note: other programs kept {:.0f} threads running at the start; measure again on an idle machine\n",
                run.other_threads);
   }
+  const std::string predicted = errors_text(prediction_errors(run));
+  if (!predicted.empty()) fmt::print("errors at what was not fitted: {}\n", predicted);
   const int64_t id = save_profile(run, options.db);
   write_profile(run, options.out);
   fmt::print("{} written, raw samples in {} (profile {}); {:.1f} s in all\n", options.out, options.db, id, run.seconds);

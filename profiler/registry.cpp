@@ -19,10 +19,13 @@
   X(collective_reduce_scatter) \
   X(collective_broadcast)      \
   X(kernel_layer)              \
+  X(device_state)              \
   X(kernel_head)               \
   X(kernel_embedding)          \
   X(kernel_cast)               \
+  X(kernel_product)            \
   X(launch_latency)            \
+  X(storage)                   \
   X(device_context)
 
 namespace slidedp {

@@ -12,6 +12,7 @@ enum class ExitCode : int {
   failure = 1,       // bad input, a failed run
   usage = 2,         // the command line is wrong
   nothing_fits = 3,  // the planner found no plan inside the budgets
+  changed = 4,       // two profiles differ by more than their noise
   interrupted = 130  // SIGINT
 };
 

@@ -1,4 +1,5 @@
-// Fit of what copies and the CPU's streams lose beside each other (HardwareSpec: pcie.*_loss, host.stream_loss_*).
+// Fit of how copies and the CPU's streams share the memory controller (HardwareSpec: host.cpu_stream_gbps, dram_gbps,
+// h2d_cost, d2h_cost, h2d_weight, d2h_weight).
 #pragma once
 
 #include <span>
@@ -17,6 +18,7 @@ struct Together {
 // 1e9 bytes/s of each; 0 for what does not run. Adam: of host memory, read and written.
 struct TogetherRates {
   double h2d_gbps = 0, d2h_gbps = 0, adam_gbps = 0;
+  double sum() const { return h2d_gbps + d2h_gbps + adam_gbps; }
 };
 
 // Bytes of host memory that an update of one element reads and writes: hi, lo, m and v both ways, one bf16 gradient.
@@ -31,18 +33,28 @@ struct ContentionSample {
   TogetherRates measured;  // > 0 for what runs
 };
 
-struct ContentionFit {
-  double h2d_loss = 0, d2h_loss = 0;
-  double stream_loss_h2d = 0, stream_loss_d2h = 0;
-  double residual_rms_log = 0;  // of all measured rates; 0.05 means about 5 %
+// The fields of HostSpec that contention decides, by their names there.
+struct ContentionLaw {
+  double cpu_stream_gbps = 0, dram_gbps = 0;
+  double adam_elements_per_s = 0;  // of one of several threads
+  double h2d_cost = 1, d2h_cost = 1;
+  double h2d_weight = 1, d2h_weight = 1;
 };
 
-// The four losses that fit the samples best, residuals in log rate, over the other rates of `hardware` (its own losses
-// are not looked at). A loss that the samples say nothing about is 0. Throws Error for no samples or a rate that is not
-// positive.
+struct ContentionFit : ContentionLaw {
+  // Of a value that no sample feels: larger than the value.
+  ContentionLaw standard_error;
+  double residual_rms_log = 0;  // of all measured rates; 0.05 means about 5 %
+  // Whether the caps and Adam's rate were fitted: there are samples of Adam alone. Otherwise they are the hardware's.
+  bool caps = false;
+};
+
+// The law that fits all samples best, alone and together, residuals in log rate, over the link rates of `hardware`
+// (without losses). A cost or weight that the samples say nothing about is 1. Throws Error for no samples or a rate
+// that is not positive.
 ContentionFit fit_contention(std::span<const ContentionSample> samples, const HardwareSpec& hardware);
 
-// `hardware` with the fitted losses.
-HardwareSpec with_losses(HardwareSpec hardware, const ContentionFit& fit);
+// `hardware` with the fitted law, which takes the place of its losses.
+HardwareSpec with_contention(HardwareSpec hardware, const ContentionLaw& law);
 
 }  // namespace slidedp

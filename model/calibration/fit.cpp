@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdio>
 #include <memory>
 #include <stdexcept>
 #include <utility>
@@ -125,7 +126,7 @@ class AffineProblem {
   double fixed_scale() const { return shortest_; }
   double per_work_scale() const { return longest_ / work_scale_; }
   bool one_work() const { return samples_.front().work == samples_.back().work; }
-  size_t size() const { return samples_.size(); }
+  const std::vector<FitSample>& samples() const { return samples_; }
 
  private:
   // In units of the longest time.
@@ -194,6 +195,55 @@ bool solve_twice(AffineProblem& problem, bool free_fixed) {
   return problem.solve(std::max(kOutlierSigmas * sigma, kMinLossScale), free_fixed);
 }
 
+// Standard normal score of a value of the F distribution. Source: Paulson 1942, from Wilson and Hilferty's cube root.
+double normal_score(double f, double above, double below) {
+  const double root = std::cbrt(f), a = 2 / (9 * above), b = 2 / (9 * below);
+  return ((1 - b) * root - (1 - a)) / std::sqrt(b * root * root + a);
+}
+
+// The residuals at each size. `samples` are sorted by work.
+std::vector<std::vector<double>> by_work(const std::vector<FitSample>& samples, const std::vector<double>& residuals) {
+  std::vector<std::vector<double>> groups;
+  for (size_t i = 0; i < samples.size(); ++i) {
+    if (i == 0 || samples[i].work != samples[i - 1].work) groups.emplace_back();
+    groups.back().push_back(residuals[i]);
+  }
+  return groups;
+}
+
+// The classical lack-of-fit test (misfit of the groups against the scatter inside them), with medians, so that single
+// outliers are no structure. Returns the rms of the sizes' median residuals if they have one, else 0.
+double structure(const std::vector<std::vector<double>>& groups, int parameters) {
+  constexpr double kLeastMisfit = 0.01, kLeastScore = 3.09;  // one-sided 0.1 %
+  std::vector<double> scatter;
+  double samples = 0, squares = 0, misfit = 0;
+  for (const std::vector<double>& group : groups) {
+    const double middle = median(group), size = static_cast<double>(group.size());
+    for (double residual : group) scatter.push_back(std::abs(residual - middle));
+    samples += size;
+    squares += middle * middle;
+    misfit += size * middle * middle;
+  }
+  const double sizes = static_cast<double>(groups.size()), above = sizes - parameters, below = samples - sizes;
+  const double rms = std::sqrt(squares / sizes);
+  if (above < 1 || below < sizes || rms < kLeastMisfit) return 0;
+  const double sigma = 1.4826 * median(scatter) * std::sqrt(samples / below);
+  if (sigma == 0) return rms;
+  // A median's variance is pi / 2 times that of a mean.
+  const double f = misfit / above / (1.5708 * sigma * sigma);
+  return normal_score(f, above, below) > kLeastScore ? rms : 0;
+}
+
+void look_for_structure(const AffineProblem& problem, FitSummary& summary) {
+  const double rms = structure(by_work(problem.samples(), problem.residuals()), summary.degenerate ? 1 : 2);
+  if (rms == 0) return;
+  char percent[16];
+  std::snprintf(percent, sizeof(percent), "%.1f", 100 * rms);
+  summary.structured = true;
+  summary.note += (summary.note.empty() ? "" : "; ") + summary.what + ": the law misses the medians of the sizes by " +
+                  percent + " % rms, more than their scatter explains";
+}
+
 // Values, variances and residuals of a solved problem.
 Affine read_solution(const AffineProblem& problem) {
   Affine result;
@@ -214,31 +264,40 @@ Affine read_solution(const AffineProblem& problem) {
   return result;
 }
 
+// Why the samples do not determine both parameters; empty if they may.
+std::string too_few(const AffineProblem& problem) {
+  if (problem.one_work()) return "all are of one size";
+  if (problem.samples().size() < 3) return "there are only two";
+  return "";
+}
+
 Affine fit_affine(std::span<const FitSample> samples, const std::string& what) {
   AffineProblem problem(checked(samples, what));
-  std::string reason;  // why both parameters cannot be had
-  if (problem.one_work()) {
-    reason = "all are of one size";
-  } else if (problem.size() < 3) {
-    reason = "there are only two";
-  } else {
-    const bool converged = solve_twice(problem, true);
-    if (problem.full_rank()) {
-      Affine result = read_solution(problem);
-      result.summary.converged = converged;
-      if (!converged) result.summary.note = what + ": the fit did not converge; the values are its last iterate";
-      if (std::sqrt(result.var_per_work) <= kMostRateError * result.per_work) return result;
+  std::string reason = too_few(problem);
+  Affine result;
+  bool converged = false;
+  if (reason.empty()) {
+    converged = solve_twice(problem, true);
+    if (!problem.full_rank()) reason = "their sizes are too similar";
+  }
+  if (reason.empty()) {
+    result = read_solution(problem);
+    if (std::sqrt(result.var_per_work) > kMostRateError * result.per_work) {
       reason = "they are too noisy for their range of sizes";
-    } else {
-      reason = "their sizes are too similar";
     }
   }
-  const bool converged = solve_twice(problem, false);
-  Affine result = read_solution(problem);
+  if (!reason.empty()) {
+    converged = solve_twice(problem, false);
+    result = read_solution(problem);
+    result.summary.degenerate = true;
+    result.summary.note = what + ": the samples do not tell a fixed cost from a rate (" + reason +
+                          "), so the fixed cost is taken as zero";
+  } else if (!converged) {
+    result.summary.note = what + ": the fit did not converge; the values are its last iterate";
+  }
+  result.summary.what = what;
   result.summary.converged = converged;
-  result.summary.degenerate = true;
-  result.summary.note =
-      what + ": the samples do not tell a fixed cost from a rate (" + reason + "), so the fixed cost is taken as zero";
+  look_for_structure(problem, result.summary);
   return result;
 }
 
@@ -252,6 +311,8 @@ LinkFit fit_link(std::span<const FitSample> samples, const std::string& what) {
   result.standard_error.latency_s = std::sqrt(fit.var_fixed);
   // Delta method for 1 / per_work.
   result.standard_error.gbps = result.rate.gbps * std::sqrt(fit.var_per_work) / fit.per_work;
+  const double spread = result.standard_error.latency_s * std::sqrt(fit.var_per_work);
+  if (spread > 0) result.correlation = -fit.covariance / spread;
   result.summary = fit.summary;
   return result;
 }
@@ -267,6 +328,9 @@ KernelFit fit_kernel(std::span<const FitSample> samples, const std::string& what
   // Delta method for fixed / per_work, with gradient (1, -half) / per_work.
   const double var_half = fit.var_fixed - 2 * half * fit.covariance + half * half * fit.var_per_work;
   result.standard_error.half_gflop = std::sqrt(std::max(var_half, 0.0)) / fit.per_work / 1e9;
+  // The peak's gradient is (0, -peak) / per_work.
+  const double spread = std::sqrt(std::max(var_half, 0.0) * fit.var_per_work);
+  if (!fit.summary.degenerate && spread > 0) result.correlation = (half * fit.var_per_work - fit.covariance) / spread;
   result.summary = fit.summary;
   return result;
 }

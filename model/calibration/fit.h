@@ -14,6 +14,7 @@ struct FitSample {
 };
 
 struct FitSummary {
+  std::string what;  // was fitted: "copy.h2d"
   int samples = 0;
   double residual_rms_log = 0;  // of all samples, outliers included; 0.05 means about 5 %
   // Robust standard deviation (from the median absolute deviation) that the standard errors are scaled by.
@@ -22,18 +23,23 @@ struct FitSummary {
   // The samples do not determine both parameters (one size, sizes too alike, or noise that hides the rate): the fixed
   // cost was set to zero and only the rate was fitted.
   bool degenerate = false;
+  // The law misses the sizes' own medians by more than the scatter of their repeats explains (lack-of-fit test at
+  // 0.1 %), and by more than 1 % rms: the residuals have a structure that the law does not describe.
+  bool structured = false;
   std::string note;  // one sentence; empty when there is nothing to say
 };
 
 struct LinkFit {
   LinkRate rate;
   LinkRate standard_error;
+  double correlation = 0;  // of latency_s and gbps; 0 if degenerate
   FitSummary summary;
 };
 
 struct KernelFit {
   KernelRate rate;
   KernelRate standard_error;
+  double correlation = 0;  // of peak_gflops and half_gflop; 0 if degenerate
   FitSummary summary;
 };
 

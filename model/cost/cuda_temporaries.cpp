@@ -15,7 +15,7 @@ constexpr int64_t kSmallTensorBytes = 4 * kAllocatorPiece;
 constexpr int64_t kRemainderBytes = int64_t{8} << 20;  // of eight tensors, the most that live at once
 // Attention's forward workspace in cuDNN.
 constexpr int64_t kForwardWorkspaceBytes = int64_t{16} << 20;
-constexpr int64_t kPartialRows = 1056;                // most rows of partial sums of any kernel
+constexpr int64_t kPartialRows = 264;                 // of sums of the QK-norm weights
 constexpr int64_t kPartialBytes = int64_t{10} << 20;  // of a norm's: rows * width * 4, rows falling with the width
 constexpr int64_t kScatterPiece = 64;                 // tokens that one block of the embedding's scatter adds up
 constexpr int64_t kSortBytesPerToken = 32;

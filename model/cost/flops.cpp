@@ -1,26 +1,11 @@
 #include "model/cost/flops.h"
 
+#include "model/cost/layer_work.h"
+
 namespace slidedp {
-namespace {
-
-// Elements of the matrices: of the attention block q, k, v, o; of the MLP block gate, up, down.
-double matrix_elements(const ModelSpec& model, LayerBlock block) {
-  const double queries = static_cast<double>(model.heads * model.head_dim);
-  const double keys = static_cast<double>(model.kv_heads * model.head_dim);
-  const double hidden = static_cast<double>(model.hidden);
-  const double attention = hidden * (2 * queries + 2 * keys);
-  const double mlp = 3 * hidden * static_cast<double>(model.intermediate);
-  return (block == LayerBlock::mlp ? 0 : attention) + (block == LayerBlock::attention ? 0 : mlp);
-}
-
-}  // namespace
 
 double layer_forward_flops(const ModelSpec& model, int64_t rows, int64_t seq, LayerBlock block) {
-  const double tokens = static_cast<double>(rows) * static_cast<double>(seq);
-  const double queries = static_cast<double>(model.heads * model.head_dim);
-  // Scores and weighted values, 2 flops each per query-key pair and channel; half of the pairs are masked.
-  const double attention = block == LayerBlock::mlp ? 0 : 2.0 * 2.0 * tokens * static_cast<double>(seq) / 2.0 * queries;
-  return 2.0 * tokens * matrix_elements(model, block) + attention;
+  return layer_forward_work(model, rows, seq, DType::bf16, block).flops();
 }
 
 double layer_backward_flops(const ModelSpec& model, int64_t rows, int64_t seq, LayerBlock block) {

@@ -5,10 +5,10 @@
 #include <utility>
 
 #include "model/cost/flops.h"
+#include "model/cost/layer_work.h"
 #include "model/graph/dependencies.h"
 
 namespace slidedp {
-
 Builder::Builder(const ModelSpec& model, const TrainSpec& train, const Plan& plan, int alike) : model_(model) {
   graph_.plan = plan;
   graph_.alike = alike;
@@ -271,11 +271,16 @@ void Builder::emit_embedding_forward(const Visit& visit, int rank, int m) {
 Task& Builder::emit_block(TaskKind kind, LayerBlock block, const Visit& visit, int rank, int m) {
   Task& task = emit_micro_batch(kind, visit.unit, rank, m);
   task.block = block;
+  task.first = kind == TaskKind::bwd && m == 0;
   touch_weights(task, Role::weights, visit.weights[0]);
   const int64_t rows = plan().micro_batch_rows, seq = plan().seq;
-  const double forward = layer_forward_flops(model_, rows, seq, block);
-  task.work.flops = kind == TaskKind::bwd ? layer_backward_flops(model_, rows, seq, block) : forward;
-  task.work.share = forward / layer_forward_flops(model_, rows, seq);
+  const LayerWork work = kind == TaskKind::bwd ? layer_backward_work(model_, rows, seq, plan().compute,
+                                                                     plan().accumulator, task.first, block)
+                                               : layer_forward_work(model_, rows, seq, plan().compute, block);
+  task.work.flops = work.flops();
+  task.work.attention_flops = work.attention_flops;
+  task.work.layer_bytes = work.bytes;
+  task.work.share = layer_forward_flops(model_, rows, seq, block) / layer_forward_flops(model_, rows, seq);
   return task;
 }
 
@@ -355,7 +360,6 @@ void Builder::emit_backward_block(LayerBlock block, const Visit& visit, int rank
   const ActivationPolicy policy = plan().activation[static_cast<size_t>(layer)];
   const SavedLayout& saved = saved_[static_cast<size_t>(layer)];
   Task& task = emit_block(TaskKind::bwd, block, visit, rank, m);
-  task.first = m == 0;
   if (block == LayerBlock::mlp) {
     touch_saved(task, AccessMode::read, saved.residual, saved.mlp);
     touch_saved(task, AccessMode::read_write, saved.mlp, saved.bytes);

@@ -116,6 +116,9 @@ struct Work {
   int64_t host_write_bytes = 0;
   int64_t device_bytes = 0;  // read + written on the device by memory-bound kernels
   double flops = 0;
+  // Of a layer's forward or backward: the part of the flops that is attention's, and what the layer's kernels other
+  // than products and attention read and write on the device.
+  double attention_flops = 0, layer_bytes = 0;
   double share = 1;      // of a layer's kernels: the part of their fixed time (launch, half-peak size) that is in here
   int64_t elements = 0;  // parameters (update, norm), tokens (embedding)
   int sources = 0;       // update, norm: gradient sources

@@ -82,22 +82,25 @@ void StepEngine::index_loads(std::span<const TaskCost> costs, std::span<const Re
   for (size_t r = 0; r < resources.size(); ++r) {
     for (const Loss& loss : resources[r].losses) counts[static_cast<size_t>(loss.beside)] = true;
   }
-  std::map<std::vector<std::pair<ResourceId, double>>, int32_t> known;
+  using Loads = std::vector<std::pair<ResourceId, double>>;
+  std::map<std::pair<double, Loads>, int32_t> known;
+  std::vector<double> weights;
   std::vector<size_t> begin;
   for (const TaskCost& cost : costs) {
-    std::vector<std::pair<ResourceId, double>> loads;
+    Loads loads;
     for (const Demand& demand : cost.demands) {
       if (counts[static_cast<size_t>(demand.resource)]) loads.emplace_back(demand.resource, full_rate(cost, demand));
     }
-    const auto [place, added] = known.try_emplace(std::move(loads), static_cast<int32_t>(known.size()));
+    const auto [place, added] = known.try_emplace({cost.weight, std::move(loads)}, static_cast<int32_t>(known.size()));
     class_of_.push_back(place->second);
     if (!added) continue;
     begin.push_back(loads_.size());
-    for (const auto& [resource, rate] : place->first) loads_.push_back({resource, rate});
+    weights.push_back(cost.weight);
+    for (const auto& [resource, rate] : place->first.second) loads_.push_back({resource, rate});
   }
   begin.push_back(loads_.size());
   for (size_t i = 0; i + 1 < begin.size(); ++i) {
-    classes_.push_back({std::span(loads_).subspan(begin[i], begin[i + 1] - begin[i])});
+    classes_.push_back({std::span(loads_).subspan(begin[i], begin[i + 1] - begin[i]), weights[i]});
   }
 }
 
@@ -246,14 +249,16 @@ void StepEngine::update_speeds() {
   class_loads_.clear();
   class_loads_.reserve(wanted);  // the spans below stay valid
   sharers_.clear();
+  weights_.clear();
   for (const LoadClass& of : classes_) {
     if (of.working == 0) continue;
     const size_t first = class_loads_.size();
     for (const Load& load : of.loads) class_loads_.push_back({load.resource, of.working * load.rate});
     sharers_.push_back(std::span(class_loads_).subspan(first));
+    weights_.push_back(of.weight);
   }
   speeds_.resize(sharers_.size());
-  sharing_.share(sharers_, speeds_);
+  sharing_.share(sharers_, speeds_, weights_);
   size_t next = 0;
   for (LoadClass& of : classes_) {
     if (of.working > 0) of.speed = speeds_[next++];

@@ -30,22 +30,25 @@ struct Load {
   double rate;
 };
 
-// Speeds of running tasks, each in (0, 1] of what the task does alone, by progressive filling: all speeds rise together
-// until a resource is full, the tasks that use it stay there, the others go on rising until each is stopped by a full
-// resource or reaches 1. So tasks that share a bottleneck slow down by the same factor, whatever they demand of it.
-// Capacities are what the running tasks leave of them (Loss).
+// Speeds of running tasks, each in (0, 1] of what the task does alone, by progressive filling: all speeds rise
+// together, each in proportion to the task's weight, until a resource is full, the tasks that use it stay there, the
+// others go on rising until each is stopped by a full resource or reaches 1. So tasks of one weight that share a
+// bottleneck slow down by the same factor, whatever they demand of it. Capacities are what the running tasks leave of
+// them (Loss).
 //
 // Keeps scratch memory between calls; not thread-safe.
 class FairShare {
  public:
   explicit FairShare(std::span<const Resource> resources);
-  // tasks[i] are the loads of the i-th running task; its speed goes to speeds[i].
-  void share(std::span<const std::span<const Load>> tasks, std::span<double> speeds);
+  // tasks[i] are the loads of the i-th running task; its speed goes to speeds[i]. No weights: all alike.
+  void share(std::span<const std::span<const Load>> tasks, std::span<double> speeds,
+             std::span<const double> weights = {});
 
  private:
   struct State {
     double fixed = 0;   // taken by tasks whose speed is final
-    double rising = 0;  // full-speed demand of the others
+    double wanted = 0;  // full-speed demand of all
+    double rising = 0;  // of the others, at the speeds of level 1
     int users = 0;      // how many others
   };
   struct Effect {
@@ -53,7 +56,7 @@ class FairShare {
     double most;  // lost of `on`'s capacity
   };
   void reduce_capacities();
-  void settle(std::span<const Load> loads, double speed);
+  void settle(std::span<const Load> loads, double weight, double speed);
 
   std::vector<double> full_;  // capacities without losses
   std::vector<double> capacities_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "model/base/format.h"
+#include "model/cost/layer_work.h"
 
 namespace slidedp {
 namespace {
@@ -119,7 +120,10 @@ void CostModel::copy(const Task& task, TaskCost& cost) const {
     demand(cost, resources_, id(Shared::root_d2h), bytes, "pcie.root_d2h_gbps", graph_->alike);
   }
   demand(cost, resources_, id(PerRank::duplex, task.rank), bytes, "pcie.duplex_gbps");
-  demand(cost, resources_, id(Shared::dram), host_bytes(task.work), "host.dram_gbps", graph_->alike);
+  const HostSpec& host = hardware_.host;
+  const double memory_bytes = host_bytes(task.work) * (down ? host.h2d_cost : host.d2h_cost);
+  demand(cost, resources_, id(Shared::dram), memory_bytes, "host.dram_gbps", graph_->alike);
+  cost.weight = down ? host.h2d_weight : host.d2h_weight;
 }
 
 void CostModel::collective(const Task& task, TaskCost& cost) const {
@@ -148,13 +152,20 @@ CostModel::KernelClass CostModel::kernel_class(const Task& task) const {
   return {kernels.layer_fwd, "kernels.layer_fwd.peak_gflops"};
 }
 
+double CostModel::flops_seconds(const Task& task) const {
+  const auto [rate, key] = kernel_class(task);
+  needed(rate.peak_gflops, key);
+  const bool forward = &rate == &hardware_.kernels.layer_fwd;
+  if (!forward && &rate != &hardware_.kernels.layer_bwd) return kernel_seconds(rate, task.work.flops);
+  const LayerWork work{task.work.flops - task.work.attention_flops, task.work.attention_flops, task.work.layer_bytes};
+  return layer_seconds(forward ? hardware_.kernels.forward() : hardware_.kernels.backward(), work, task.work.share);
+}
+
 void CostModel::kernel(const Task& task, TaskCost& cost) const {
   const KernelSpec& kernels = hardware_.kernels;
   cost.latency_s = task.work.share * kernels.launch_latency_s;
   if (task.kind != TaskKind::cast && task.work.flops > 0) {
-    const auto [rate, key] = kernel_class(task);
-    cost.solo_s =
-        (task.work.flops + task.work.share * rate.half_gflop * kGiga) / (needed(rate.peak_gflops, key) * kGiga);
+    cost.solo_s = flops_seconds(task);
   }
   // Elementwise kernels run after or between the others.
   const auto bytes = static_cast<double>(task.work.device_bytes);

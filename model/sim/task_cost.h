@@ -19,14 +19,15 @@ struct TaskCost {
   double latency_s = 0;  // fixed time before the work; demands nothing
   double solo_s = 0;     // time of the work when nothing else runs; >= amount / capacity of every demand of one rank
   std::vector<Demand> demands;
+  double weight = 1;  // in sharing full resources, see FairShare
   double alone_s() const { return latency_s + solo_s; }
 };
 
 // The machine's resources. Per rank the compute units (capacity 1), both link directions and the duplex link; per host
 // the root complex in each direction, the memory controller, the CPU's streaming capacity (all bytes/s) and the cores.
 // The fabric needs none: collectives of one rank run one after another on its comm lane, at the measured all-rank bus
-// bandwidth. DMA and the CPU's streams share the memory controller, but get in each other's way before it is full: link
-// directions lose to CPU streaming, and CPU streaming loses to the root in each direction, as the profile's losses say.
+// bandwidth. DMA and the CPU's streams share the memory controller, with costs and weights of their own; where only
+// losses are known, link directions lose to CPU streaming and CPU streaming to the root in each direction.
 //
 // In a graph of one rank that stands for several (StepGraph::alike) its tasks demand of the host what all of them do.
 //
@@ -53,6 +54,7 @@ class CostModel {
     const char* key;
   };
   KernelClass kernel_class(const Task& task) const;
+  double flops_seconds(const Task& task) const;
   // Solo seconds of one pool worker.
   double worker_s(const Task& task) const;
 

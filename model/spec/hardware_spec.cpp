@@ -1,5 +1,6 @@
 #include "model/spec/hardware_spec.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "model/base/format.h"
@@ -42,6 +43,28 @@ double HostSpec::update_elements_per_s(UpdatePart part) const {
   if (part == UpdatePart::whole) return adam_elements_per_s;
   const double measured = part == UpdatePart::weights ? split_weights_elements_per_s : split_moments_elements_per_s;
   return measured > 0 ? measured : adam_elements_per_s * kWholeBytes / kPassBytes;
+}
+
+const FieldError* Uncertainty::error_of(const std::string& field) const {
+  const auto found = std::find_if(standard_errors.begin(), standard_errors.end(),
+                                  [&](const FieldError& error) { return error.field == field; });
+  return found == standard_errors.end() ? nullptr : &*found;
+}
+
+std::vector<NamedValue> named_values(const HardwareSpec& spec) {
+  HardwareSpec copy = spec;  // the table's targets are not const
+  AssignmentTable table("");
+  fields(table, copy);
+  std::vector<NamedValue> values;
+  for (const AssignmentTable::Entry& entry : table.entries) {
+    const auto number = [](auto* target) -> std::optional<double> {
+      using Target = std::remove_pointer_t<decltype(target)>;
+      if constexpr (std::is_arithmetic_v<Target> && !std::is_same_v<Target, bool>) return static_cast<double>(*target);
+      return std::nullopt;
+    };
+    if (const auto value = std::visit(number, entry.target)) values.push_back({entry.path, *value});
+  }
+  return values;
 }
 
 HardwareSpec load_hardware_spec(const std::filesystem::path& file) {

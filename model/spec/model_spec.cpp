@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <fstream>
+#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -106,21 +107,25 @@ class Config {
   std::string file_, prefix_;
 };
 
-json parse_file(const std::filesystem::path& file) {
+std::string read_file(const std::filesystem::path& file) {
   std::ifstream stream(file);
   std::error_code ignored;
   if (!stream || std::filesystem::is_directory(file, ignored)) {
     failf("{}: cannot open this file; give a model directory with a config.json, or the config.json itself",
           file.string());
   }
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+json parse_json(const std::string& text, const std::string& source) {
   try {
-    json root = json::parse(stream);
-    if (!root.is_object()) failf("{}: must hold a JSON object", file.string());
+    json root = json::parse(text);
+    if (!root.is_object()) failf("{}: must hold a JSON object", source);
     return root;
   } catch (const json::parse_error& error) {
     const std::string message = error.what();  // "[json.exception.parse_error.101] parse error at line 1, ..."
     const size_t end = message.find("] ");
-    failf("{}: not valid JSON: {}", file.string(), end == std::string::npos ? message : message.substr(end + 2));
+    failf("{}: not valid JSON: {}", source, end == std::string::npos ? message : message.substr(end + 2));
   }
 }
 
@@ -374,13 +379,19 @@ ModelSpec load_model_spec(const std::filesystem::path& dir_or_file) {
   std::error_code ignored;
   const bool is_directory = std::filesystem::is_directory(dir_or_file, ignored);
   const std::filesystem::path file = is_directory ? dir_or_file / "config.json" : dir_or_file;
-  const json root = parse_file(file);
-  const Config config(root, file.string());
+  ModelSpec spec = parse_model_spec(read_file(file), file.string());
+  spec.name = display_name(file);
+  return spec;
+}
+
+ModelSpec parse_model_spec(const std::string& text, const std::string& source) {
+  const json root = parse_json(text, source);
+  const Config config(root, source);
   const Family& family = find_family(config);
   refuse_features(config);
 
   ModelSpec spec;
-  spec.name = display_name(file);
+  spec.name = source;
   spec.family = family.family;
   spec.hidden = config.size("hidden_size");
   spec.intermediate = config.size("intermediate_size");

@@ -53,5 +53,7 @@ struct ModelSpec {
 // train: other architectures, MoE, an active sliding window, activations but silu, quantised weights, dropout > 0,
 // unknown rope types, missing or ill-typed keys.
 ModelSpec load_model_spec(const std::filesystem::path& dir_or_file);
+// The same of a config.json's text; errors name `source`.
+ModelSpec parse_model_spec(const std::string& config, const std::string& source);
 
 }  // namespace slidedp

@@ -109,7 +109,11 @@ void apply_set(const std::string& assignment, HardwareSpec& hardware, TrainSpec&
   AssignmentTable train_table{std::string(kTrainPrefix)};
   fields(hardware_table, new_hardware);
   fields(train_table, new_train);
-  assign(find_entry(assignment.substr(0, equals), hardware_table, train_table), assignment.substr(equals + 1));
+  const Entry& entry = find_entry(assignment.substr(0, equals), hardware_table, train_table);
+  assign(entry, assignment.substr(equals + 1));
+  // What was measured of the old value says nothing about the new one.
+  std::erase_if(new_hardware.uncertainty.standard_errors,
+                [&](const FieldError& error) { return error.field == entry.path; });
   if (const auto problem = check_hardware(new_hardware)) {
     failf("--set {}: key \"{}\" {}", assignment, problem->key, problem->message);
   }

@@ -128,6 +128,10 @@ PlanFile load_plan(const std::filesystem::path& file) {
   return read_yaml<PlanFile>(file, kPlanSchema, check_plan_file);
 }
 
+PlanFile parse_plan(const std::string& yaml, const std::string& source) {
+  return read_yaml<PlanFile>(parse_yaml(yaml, source, kPlanSchema), source, check_plan_file);
+}
+
 std::string to_yaml(const PlanFile& plan) { return write_yaml(plan, kPlanSchema); }
 
 void validate_plan(const Plan& plan, const ModelSpec& model, const TrainSpec& train) {

@@ -84,8 +84,9 @@ struct PlanFile {
   PlanForecast forecast;
 };
 
-PlanFile load_plan(const std::filesystem::path& file);  // strict; throws Error with file:line
-std::string to_yaml(const PlanFile&);                   // round trip exact
+PlanFile load_plan(const std::filesystem::path& file);                    // strict; throws Error with file:line
+PlanFile parse_plan(const std::string& yaml, const std::string& source);  // of a plan file's text; errors name `source`
+std::string to_yaml(const PlanFile&);                                     // round trip exact
 
 // Throws Error that names the plan's field if the plan cannot belong to this model and training spec, or its fields
 // contradict each other.

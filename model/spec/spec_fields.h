@@ -65,6 +65,10 @@ void fields(Visitor& visit, KernelSpec& spec) {
   visit.section("embedding", spec.embedding, Style::flow);
   visit.value("elementwise_gbps", spec.elementwise_gbps, kPositive);
   visit.value("launch_latency_s", spec.launch_latency_s, kNotNegative);
+  visit.value("attention_fwd_gflops", spec.attention_fwd_gflops, kNotNegative.or_default());
+  visit.value("attention_bwd_gflops", spec.attention_bwd_gflops, kNotNegative.or_default());
+  visit.value("layer_fwd_gbps", spec.layer_fwd_gbps, kNotNegative.or_default());
+  visit.value("layer_bwd_gbps", spec.layer_bwd_gbps, kNotNegative.or_default());
 }
 
 template <typename Visitor>
@@ -75,11 +79,70 @@ void fields(Visitor& visit, HostSpec& spec) {
   visit.value("cpu_stream_gbps", spec.cpu_stream_gbps, kPositive);
   visit.value("stream_loss_h2d", spec.stream_loss_h2d, kBelowOne.or_default());
   visit.value("stream_loss_d2h", spec.stream_loss_d2h, kBelowOne.or_default());
+  visit.value("h2d_cost", spec.h2d_cost, kPositive.or_default());
+  visit.value("d2h_cost", spec.d2h_cost, kPositive.or_default());
+  visit.value("h2d_weight", spec.h2d_weight, kPositive.or_default());
+  visit.value("d2h_weight", spec.d2h_weight, kPositive.or_default());
   visit.value("adam_elements_per_s", spec.adam_elements_per_s, kPositive);
   visit.value("split_weights_elements_per_s", spec.split_weights_elements_per_s, kNotNegative.or_default());
   visit.value("split_moments_elements_per_s", spec.split_moments_elements_per_s, kNotNegative.or_default());
   visit.value("norm_elements_per_s", spec.norm_elements_per_s, kPositive);
   visit.value("source_gbps", spec.source_gbps, kPositive);
+}
+
+template <typename Visitor>
+void fields(Visitor& visit, FieldError& error) {
+  visit.value("field", error.field);
+  visit.value("value", error.value, kNotNegative);
+  visit.value("probe", error.probe);
+}
+
+template <typename Visitor>
+void fields(Visitor& visit, FieldCorrelation& correlation) {
+  visit.value("first", correlation.first);
+  visit.value("second", correlation.second);
+  visit.value("value", correlation.value);
+}
+
+template <typename Visitor>
+void fields(Visitor& visit, FitQuality& quality) {
+  visit.value("fit", quality.fit);
+  visit.value("samples", quality.samples, kPositive);
+  visit.value("residual_rms", quality.residual_rms, kNotNegative);
+  visit.value("structured", quality.structured);
+  visit.value("deficient", quality.deficient);
+}
+
+template <typename Visitor>
+void fields(Visitor& visit, WaivedProbe& waived) {
+  visit.value("probe", waived.probe);
+  visit.value("reason", waived.reason);
+}
+
+template <typename Visitor>
+void fields(Visitor& visit, KindCorrection& correction) {
+  visit.value("kind", correction.kind);
+  visit.value("factor", correction.factor, kPositive);
+  visit.value("standard_error", correction.standard_error, kNotNegative);
+}
+
+template <typename Visitor>
+void fields(Visitor& visit, Uncertainty& uncertainty) {
+  visit.value("measured_at", uncertainty.measured_at);
+  visit.value("program_version", uncertainty.program_version);
+  visit.value("host", uncertainty.host);
+  visit.value("processor", uncertainty.processor);
+  visit.value("kernel", uncertainty.kernel);
+  visit.value("gpu", uncertainty.gpu);
+  visit.value("kernel_shapes", uncertainty.kernel_shapes);
+  visit.value("rounds", uncertainty.rounds, kPositive);
+  visit.value("quick", uncertainty.quick);
+  visit.list("standard_errors", uncertainty.standard_errors);
+  visit.list("correlations", uncertainty.correlations);
+  visit.list("fits", uncertainty.fits);
+  visit.list("waived", uncertainty.waived);
+  visit.value("notes", uncertainty.notes);
+  visit.list("corrections", uncertainty.corrections);
 }
 
 template <typename Visitor>
@@ -92,6 +155,7 @@ void fields(Visitor& visit, HardwareSpec& spec) {
   visit.section("collectives", spec.collectives);
   visit.section("kernels", spec.kernels);
   visit.section("host", spec.host);
+  visit.section_if(spec.uncertainty.known(), "uncertainty", spec.uncertainty);
 }
 
 template <typename Visitor>

@@ -266,29 +266,35 @@ void Writer::begin(const char* key, Style style) {
   out_ << YAML::BeginMap;
 }
 
+void Writer::begin_list(const char* key, bool empty) {
+  out_ << YAML::Key << key << YAML::Value;
+  if (empty) out_ << YAML::Flow;  // an empty block list would read as null
+  out_ << YAML::BeginSeq;
+}
+
+void Writer::begin_item() { out_ << YAML::Flow << YAML::BeginMap; }
+
 void Writer::end() { out_ << YAML::EndMap; }
 
+void Writer::end_list() { out_ << YAML::EndSeq; }
+
 void Writer::value(const char* key, const std::vector<std::string>& value) {
-  out_ << YAML::Key << key << YAML::Value;
-  if (value.empty()) out_ << YAML::Flow;  // an empty block list would read as null
-  out_ << YAML::BeginSeq;
+  begin_list(key, value.empty());
   for (const std::string& item : value) out_ << item;
-  out_ << YAML::EndSeq;
+  end_list();
 }
 
 void Writer::value(const char* key, const std::vector<ActivationPolicy>& value) {
-  out_ << YAML::Key << key << YAML::Value;
-  if (value.empty()) out_ << YAML::Flow;
-  out_ << YAML::BeginSeq;
+  begin_list(key, value.empty());
   for (auto run = value.begin(); run != value.end();) {
     const auto end = std::find_if(run, value.end(), [&](ActivationPolicy policy) { return policy != *run; });
-    out_ << YAML::Flow << YAML::BeginMap;
+    begin_item();
     pair("layers", format_value(static_cast<int64_t>(end - run)));
     pair("policy", format_value(*run));
-    out_ << YAML::EndMap;
+    this->end();
     run = end;
   }
-  out_ << YAML::EndSeq;
+  end_list();
 }
 
 std::string Writer::finish() {
@@ -302,24 +308,29 @@ YAML::Node load_yaml(const std::filesystem::path& file, const std::string& schem
   std::ifstream stream(file);
   if (!stream || std::filesystem::is_directory(file, ignored)) failf("{}: cannot open this file", file.string());
   const std::string text{std::istreambuf_iterator<char>(stream), {}};
+  return parse_yaml(text, file.string(), schema, advice);
+}
+
+YAML::Node parse_yaml(const std::string& text, const std::string& source, const std::string& schema,
+                      const SchemaAdvice& advice) {
   std::vector<YAML::Node> documents;
   try {
     documents = YAML::LoadAll(text);
   } catch (const YAML::Exception& error) {
-    failf("{}:{}: not valid YAML: {}", file.string(), line_of(error.mark), error.msg);
+    failf("{}:{}: not valid YAML: {}", source, line_of(error.mark), error.msg);
   }
-  if (documents.size() != 1) failf("{}:1: must hold one YAML document, has {}", file.string(), documents.size());
+  if (documents.size() != 1) failf("{}:1: must hold one YAML document, has {}", source, documents.size());
   const YAML::Node root = documents.front();
-  if (!root.IsMap()) failf("{}:{}: must be a mapping of keys to values", file.string(), line_of(root.Mark()));
+  if (!root.IsMap()) failf("{}:{}: must be a mapping of keys to values", source, line_of(root.Mark()));
   const YAML::Node found = root["schema"];
   if (!found.IsDefined()) {
-    failf("{}:1: key \"schema\" is missing; this program reads schema: {}", file.string(), schema);
+    failf("{}:1: key \"schema\" is missing; this program reads schema: {}", source, schema);
   }
   if (!found.IsScalar() || found.Scalar() != schema) {
     const std::string text = found.IsScalar() ? found.Scalar() : "a list or mapping";
     const auto known = advice.find(text);
-    failf("{}:{}: schema is \"{}\", but this program reads \"{}\" here{}", file.string(), line_of(found.Mark()), text,
-          schema, known == advice.end() ? "" : "; " + known->second);
+    failf("{}:{}: schema is \"{}\", but this program reads \"{}\" here{}", source, line_of(found.Mark()), text, schema,
+          known == advice.end() ? "" : "; " + known->second);
   }
   return root;
 }

@@ -97,6 +97,27 @@ class Reader {
     fields(reader, value);
     reader.finish();
   }
+  // A section that may be missing; the struct's defaults stay.
+  template <typename T>
+  void section_if(bool, const char* key, T& value) {
+    const YAML::Node node = child(key, true);
+    if (!node.IsDefined()) return;
+    Reader reader(node, file_, path(key));
+    fields(reader, value);
+    reader.finish();
+  }
+  // A list of mappings.
+  template <typename T>
+  void list(const char* key, std::vector<T>& value) {
+    const YAML::Node node = sequence(key);
+    if (!node.IsDefined()) return;
+    value.clear();
+    for (const YAML::Node& item : node) {
+      Reader reader(item, file_, path(key));
+      fields(reader, value.emplace_back());
+      reader.finish();
+    }
+  }
   // Throws Error for the first unknown key (naming the nearest valid one), else for the first missing key.
   void finish() const;
   // `FILE:LINE: key "PATH"` of a dotted path below this mapping.
@@ -135,13 +156,30 @@ class Writer {
     fields(*this, value);
     end();
   }
+  template <typename T>
+  void section_if(bool present, const char* key, T& value) {
+    if (present) section(key, value);
+  }
+  template <typename T>
+  void list(const char* key, std::vector<T>& value) {
+    begin_list(key, value.empty());
+    for (T& item : value) {
+      begin_item();
+      fields(*this, item);
+      end();
+    }
+    end_list();
+  }
   void schema(const std::string& schema) { pair("schema", schema); }
   std::string finish();
 
  private:
   void pair(const char* key, const std::string& text);
   void begin(const char* key, Style style);
+  void begin_list(const char* key, bool empty);
+  void begin_item();
   void end();
+  void end_list();
   YAML::Emitter out_;
 };
 
@@ -166,6 +204,9 @@ class AssignmentTable {
     fields(*this, value);
     prefix_ = outer;
   }
+  // What describes other values is not assigned by name.
+  template <typename T>
+  void section_if(bool, const char*, T&) {}
   std::vector<Entry> entries;
 
  private:
@@ -177,6 +218,9 @@ using SchemaAdvice = std::map<std::string, std::string>;
 
 // The root mapping of the file, whose `schema` key must be `schema`.
 YAML::Node load_yaml(const std::filesystem::path& file, const std::string& schema, const SchemaAdvice& advice = {});
+// The same of a file's text; errors name `source`.
+YAML::Node parse_yaml(const std::string& text, const std::string& source, const std::string& schema,
+                      const SchemaAdvice& advice = {});
 
 // What is wrong with a combination of keys: the dotted path of the key to blame, and the rest of the sentence.
 struct Problem {
@@ -185,16 +229,21 @@ struct Problem {
 
 // `check(spec)` returns an optional Problem; it runs after every key was read.
 template <typename Spec, typename Check>
-Spec read_yaml(const std::filesystem::path& file, const std::string& schema, Check check,
-               const SchemaAdvice& advice = {}) {
+Spec read_yaml(const YAML::Node& root, const std::string& source, Check check) {
   Spec spec;
-  Reader reader(load_yaml(file, schema, advice), file.string(), "");
+  Reader reader(root, source, "");
   std::string ignored;
   reader.value("schema", ignored);
   fields(reader, spec);
   reader.finish();
   if (const std::optional<Problem> problem = check(spec)) fail(reader.where(problem->key) + " " + problem->message);
   return spec;
+}
+
+template <typename Spec, typename Check>
+Spec read_yaml(const std::filesystem::path& file, const std::string& schema, Check check,
+               const SchemaAdvice& advice = {}) {
+  return read_yaml<Spec>(load_yaml(file, schema, advice), file.string(), check);
 }
 
 template <typename Spec>

@@ -8,7 +8,8 @@
 //            predicted_step_s (NULL without a prediction)
 //   tasks    model/timeline/task_table.h
 //   plan     run_id, yaml
-//   machine  run_id, key, value
+//   machine  run_id, key, value; beside facts of the machine model_config (the checkpoint's config.json) and
+//            cpu_steal_share (of the CPU time that the run wanted, what other guests of the host got)
 //
 // The file is in WAL mode: it can be read while a run writes, and every row written before a crash is there after it.
 // A run that dies leaves status 'running'.

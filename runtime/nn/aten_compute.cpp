@@ -13,6 +13,7 @@
 #include "runtime/nn/decoder_layer.h"
 #include "runtime/nn/embedding.h"
 #include "runtime/nn/head.h"
+#include "runtime/nn/matrix_products.h"
 #include "runtime/nn/tensors.h"
 
 // Exported by libtorch, which carries MKL: the number of MKL threads of the calling thread.
@@ -49,7 +50,7 @@ struct Entry {
   c10::InferenceMode no_autograd;
 };
 
-class AtenCompute final : public Compute {
+class AtenCompute final : public Compute, public MatrixProducts {
  public:
   AtenCompute(const ModelSpec& model, const ModelLayout& layout, const Plan& plan)
       : model_(model), layout_(layout), plan_(plan) {
@@ -114,6 +115,23 @@ class AtenCompute final : public Compute {
         matrix_slot, matrix_offset};
     *loss_sum =
         nn::head_forward_backward(call, static_cast<const float*>(hidden_in), static_cast<float*>(hidden_gradient));
+  }
+
+  void product(ProductPass pass, int64_t tokens, int64_t inputs, int64_t outputs, const void* a, const void* b,
+               void* out) override {
+    const Entry entry(plan_.threads.compute_per_rank);
+    const auto* left = static_cast<const float*>(a);
+    auto* result = static_cast<float*>(out);
+    if (pass == ProductPass::weight_gradient) {
+      at::Tensor gradient = nn::view(result, outputs, inputs);
+      nn::multiply(gradient, nn::view(left, tokens, outputs).t(),
+                   nn::view(static_cast<const float*>(b), tokens, inputs), false);
+      return;
+    }
+    const bool forward = pass == ProductPass::forward;
+    const at::Tensor matrix = nn::weights_as_fp32(static_cast<const uint16_t*>(b), outputs, inputs);
+    at::Tensor product = nn::view(result, tokens, forward ? outputs : inputs);
+    nn::multiply(product, nn::view(left, tokens, forward ? inputs : outputs), forward ? matrix.t() : matrix, false);
   }
 
   void cast(const void* from, DType from_type, void* to, DType to_type, int64_t elements) override {

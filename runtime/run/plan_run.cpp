@@ -1,6 +1,8 @@
 #include "runtime/run/plan_run.h"
 
 #include <algorithm>
+#include <fstream>
+#include <iterator>
 #include <span>
 #include <utility>
 
@@ -32,6 +34,12 @@ void check_threads(const ThreadSplit& threads) {
   if (threads.update <= cores && threads.compute_per_rank <= cores) return;
   failf("the plan wants {} update threads and {} compute threads a rank, but this machine has {} cores; plan again",
         threads.update, threads.compute_per_rank, cores);
+}
+
+// With it the log says all that a simulation of the plan needs.
+std::string config_text(const std::filesystem::path& dir_or_file) {
+  std::ifstream stream(std::filesystem::is_directory(dir_or_file) ? dir_or_file / "config.json" : dir_or_file);
+  return {std::istreambuf_iterator<char>(stream), {}};
 }
 
 }  // namespace
@@ -84,6 +92,7 @@ void PlanRun::open_log(const std::filesystem::path& log, const RunInfo& info) {
   log_ = std::make_unique<RunLog>(log, info);
   log_->write_plan(to_yaml(file_));
   log_->write_machine(machine_facts());
+  log_->write_machine({{"model_config", config_text(options_.model)}});
   for (const BackendFact& fact : backend_.facts) log_->write_machine({{fact.key, fact.value}});
   log_->write_tasks(graph_, predicted_.timeline);
 }

@@ -110,7 +110,7 @@ void heads(Report& report) {
   const at::Tensor weight = random(kDim), slope = random(kTokens * kQkv);
   const at::Tensor rstd = empty_fp32(kTokens * (kHeads + kKvHeads)), table = at::rand_like(empty_fp32(kSeq * kDim));
   const at::Tensor positions = at::arange(kSeq, at::TensorOptions().dtype(at::kInt).device(at::kCUDA)).repeat({kRows});
-  const at::Tensor partials = empty_fp32(nn::qk_rope_partial_rows(kTokens) * 2 * kDim);
+  const at::Tensor partials = empty_fp32(nn::qk_rope_partial_rows() * 2 * kDim);
   const nn::HeadShape shape{kTokens, kHeads, kKvHeads, kDim};
   const float* cos = nn::fp32_data(table);
   const nn::Rotation rotation{positions.const_data_ptr<int32_t>(), cos, cos + kSeq * kDim / 2, kSeq};

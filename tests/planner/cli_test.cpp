@@ -1,4 +1,5 @@
 // slidedp-plan as a user runs it, on the configurations of this repository.
+#include <SQLiteCpp/SQLiteCpp.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -11,9 +12,11 @@
 #include <sstream>
 #include <string>
 
+#include "model/calibration/profile_store.h"
 #include "model/spec/catalogue.h"
 #include "model/spec/plan.h"
 #include "tests/planner/problems.h"
+#include "tests/support/synthetic_profile.h"
 
 namespace slidedp {
 namespace {
@@ -176,6 +179,49 @@ TEST_F(PlanProgram, UsageErrors) {
   EXPECT_THAT(left(), IsEmpty());
   EXPECT_EQ(run("--help"), 0);
   EXPECT_THAT(output(), HasSubstr("--gpu-memory"));
+}
+
+TEST_F(PlanProgram, CalibratesFromAProfileDatabase) {
+  ProfileRun measured = test::SyntheticProfile(test::true_machine(), {0.01, 0.01, 0, 0.02}, 5).run();
+  HardwareSpec start = empty_profile(measured.machine, measured.backend, measured.ranks);
+  fit_profile(measured, start);
+  const fs::path database = folder_ / "profile.db", original = folder_ / "hw.yaml", again = out_ / "again.yaml";
+  write_profile(measured, original);
+  save_profile(measured, database);
+  ASSERT_EQ(run("--calibrate '" + database.string() + "' --out '" + again.string() + "'"), 0) << errors();
+  EXPECT_EQ(read(again), read(original)) << "exactly the profile of that run";
+  EXPECT_THAT(output(), HasSubstr("Profile 1 of"));
+
+  // A run of one probe only: what it did not measure comes from elsewhere.
+  std::erase_if(measured.outcomes, [](const ProbeOutcome& outcome) { return outcome.key != "copy.h2d"; });
+  save_profile(measured, database);
+  const std::string one = "--calibrate '" + database.string() + "' --out '" + (out_ / "one.yaml").string() + "' ";
+  EXPECT_EQ(run(one), 1);
+  EXPECT_THAT(errors(), HasSubstr("not complete"));
+  EXPECT_EQ(run(one + "--hardware '" + original.string() + "'"), 0) << errors();
+  EXPECT_EQ(run(one + "--profile 1"), 0) << errors();
+  EXPECT_EQ(read(out_ / "one.yaml"), read(original));
+  EXPECT_EQ(run(one + "--profile 7"), 1);
+  EXPECT_THAT(errors(), HasSubstr("there are 1, 2"));
+}
+
+TEST_F(PlanProgram, CalibrateNamesWhatItCannotUse) {
+  const auto refused = [&](const std::string& arguments, int status, const std::string& named) {
+    EXPECT_EQ(run(arguments + " --out '" + plan_file().string() + "'"), status) << arguments;
+    EXPECT_THAT(errors(), HasSubstr(named)) << arguments;
+    EXPECT_THAT(left(), IsEmpty()) << arguments;
+  };
+  const std::string text = (folder_ / "text.db").string(), other = (folder_ / "other.db").string();
+  std::ofstream(text) << "this is no database, however long the text may be, and it is quite long";
+  {
+    SQLite::Database database(other, SQLite::OPEN_READWRITE | SQLite::OPEN_CREATE);
+    database.exec("CREATE TABLE mine (x)");
+  }
+  refused("--calibrate '" + (folder_ / "none.db").string() + "'", 1, "none.db: there is no such file");
+  refused("--calibrate '" + text + "'", 1, "text.db: cannot be read as a database");
+  refused("--calibrate '" + other + "'", 1, "neither a profile database");
+  refused("--calibrate '" + other + "' --pin delivery=sharded", 2, "--pin");
+  refused("--profile 1", 2, "--calibrate");
 }
 
 }  // namespace

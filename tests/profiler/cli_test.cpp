@@ -41,9 +41,12 @@ class ProfileCli : public testing::Test {
   }
   void TearDown() override { fs::remove_all(folder_); }
 
-  static std::string program() { return std::string(SLIDEDP_BUILD_DIR) + "/slidedp-profile"; }
-  Result run(const std::string& arguments) const {
-    const std::string command = "cd " + folder_.string() + " && " + program() + " " + arguments + " 2>&1";
+  static std::string program(const std::string& name = "slidedp-profile") {
+    return std::string(SLIDEDP_BUILD_DIR) + "/" + name;
+  }
+  Result run(const std::string& arguments) const { return run_program("slidedp-profile", arguments); }
+  Result run_program(const std::string& name, const std::string& arguments) const {
+    const std::string command = "cd " + folder_.string() + " && " + program(name) + " " + arguments + " 2>&1";
     Result result;
     FILE* pipe = popen(command.c_str(), "r");
     std::array<char, 4096> buffer;
@@ -83,12 +86,37 @@ TEST_F(ProfileCli, MeasuresEveryFieldThenOneProbeAgain) {
   EXPECT_LT(spec.host.adam_elements_per_s, 1e11);
   EXPECT_LT(spec.kernels.launch_latency_s, 0.1);
 
+  // The same profile from the samples alone, by a program that measures nothing.
+  const Result again_fitted = run_program("slidedp-plan", "--calibrate p.db --out fitted.yaml");
+  ASSERT_EQ(again_fitted.status, 0) << again_fitted.output;
+  EXPECT_EQ(text("fitted.yaml"), text("hw.yaml"));
+  const Result same = run("--diff hw.yaml fitted.yaml");
+  EXPECT_EQ(same.status, 0) << same.output;
+  EXPECT_THAT(same.output, HasSubstr("kernels.layer_fwd.peak_gflops"));
+  HardwareSpec slower = spec;
+  // One value alone may differ by chance, the more so as two rounds on a busy machine leave wide errors.
+  for (double* rate : {&slower.host.norm_elements_per_s, &slower.host.adam_elements_per_s, &slower.pcie.h2d.gbps,
+                       &slower.pcie.d2h.gbps, &slower.pcie.duplex_gbps, &slower.kernels.elementwise_gbps}) {
+    *rate /= 100;
+  }
+  std::ofstream(folder_ / "slower.yaml") << to_yaml(slower);
+  const Result changed = run("--diff hw.yaml slower.yaml");
+  EXPECT_EQ(changed.status, 4) << changed.output;
+  slower.uncertainty = {};
+  std::ofstream(folder_ / "bare.yaml") << to_yaml(slower);
+  const Result bare = run("--diff hw.yaml bare.yaml");
+  EXPECT_EQ(bare.status, 1);
+  EXPECT_THAT(bare.output, HasSubstr("bare.yaml: has no section \"uncertainty\""));
+
   EXPECT_EQ(run("--out hw.yaml --db p.db --model config.json --quick").status, 1);
   const Result again = run("--out hw.yaml --db p.db --model config.json --quick --only launch.latency");
   ASSERT_EQ(again.status, 0) << again.output;
   HardwareSpec expected = spec;
   const HardwareSpec updated = load_hardware_spec(folder_ / "hw.yaml");
   expected.kernels.launch_latency_s = updated.kernels.launch_latency_s;
+  EXPECT_NE(updated.uncertainty.error_of("kernels.launch_latency_s"), nullptr);
+  EXPECT_EQ(*updated.uncertainty.error_of("pcie.h2d.gbps"), *spec.uncertainty.error_of("pcie.h2d.gbps"));
+  expected.uncertainty = updated.uncertainty;
   EXPECT_EQ(updated, expected) << "what was not measured again stays";
 
   const Result ranks = run("--out hw.yaml --db p.db --ranks 3 --only launch.latency");
@@ -113,6 +141,8 @@ TEST_F(ProfileCli, BadInputIsNamed) {
   const Case cases[]{
       {"", 2, "--out and --db are required"},
       {"--nonsense", 2, "--nonsense"},
+      {"--diff old.yaml", 2, "--diff"},
+      {"--diff none.yaml old.yaml", 1, "none.yaml"},
       {"--out none/hw.yaml --db p.db", 1, "none does not exist"},
       {"--out hw.yaml --db none/p.db", 1, "none does not exist"},
       {"--out old.yaml --db p.db", 1, "exists already"},

@@ -2,10 +2,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
 #include <thread>
 
 #include "model/calibration/contention_fit.h"
 #include "model/cost/flops.h"
+#include "profiler/adam_slice.h"
 #include "profiler/copier.h"
 #include "profiler/kernel_bench.h"
 #include "profiler/profile.h"
@@ -68,25 +70,30 @@ TEST(ContentionProbe, MeasuresEverySituation) {
   ASSERT_NE(probe, nullptr);
   const std::vector<Measurement> measured = probe->run(small_context());
   std::vector<std::string> names;
+  std::set<int> threads;
   for (const Measurement& m : measured) {
     names.push_back(m.value_name);
-    EXPECT_EQ(m.parameters.at("threads"), 2) << "of four cores";
+    threads.insert(static_cast<int>(m.parameters.at("threads")));
     EXPECT_GE(m.repeats.size(), 3u);
     // What no memory system of today leaves: rates in other units do.
     EXPECT_THAT(m.repeats, testing::Each(testing::AllOf(testing::Gt(0.001), testing::Lt(5000.0))));
   }
-  EXPECT_THAT(names, testing::ElementsAre("adam", "h2d", "adam", "d2h", "adam", "h2d", "d2h", "adam"));
+  EXPECT_THAT(names, testing::ElementsAre("h2d", "d2h", "h2d", "d2h", "adam", "h2d", "adam", "d2h", "adam", "h2d",
+                                          "d2h", "adam"));
+  EXPECT_THAT(threads, testing::ElementsAre(0, 2)) << "two of four cores are the program's and the launching thread's";
+  EXPECT_EQ(contention_samples(measured).size(), 7u);
 }
 
-TEST(ContentionProbe, FillsTheLossesThatExplainTheRates) {
+TEST(ContentionProbe, FillsTheLawThatExplainsTheRates) {
   HardwareSpec spec;
   spec.device.backend = "cuda";
-  spec.pcie.h2d = spec.pcie.d2h = {5e-6, 55};
-  spec.pcie.duplex_gbps = 98;
-  spec.pcie.root_h2d_gbps = spec.pcie.root_d2h_gbps = 55;
+  spec.pcie.h2d = {5e-6, 55.3};
+  spec.pcie.d2h = {3e-6, 55.2};
+  spec.pcie.duplex_gbps = 101.2;
+  spec.pcie.root_h2d_gbps = spec.pcie.root_d2h_gbps = 55.2;
   spec.host.cores = 16;
-  spec.host.dram_gbps = spec.host.cpu_stream_gbps = 117;
-  spec.host.adam_elements_per_s = 4e8;
+  spec.host.dram_gbps = spec.host.cpu_stream_gbps = 119;
+  spec.host.adam_elements_per_s = 7.7e8;
   const auto rates = [](double h2d, double d2h, std::vector<std::pair<const char*, double>> values) {
     std::vector<Measurement> points;
     for (const auto& [name, gbps] : values) {
@@ -96,25 +103,26 @@ TEST(ContentionProbe, FillsTheLossesThatExplainTheRates) {
   };
   std::vector<Measurement> measured;
   for (const auto& part :
-       {rates(0, 0, {{"adam", 117}}), rates(1, 0, {{"h2d", 38.5}, {"adam", 114.66}}),
-        rates(0, 1, {{"d2h", 44}, {"adam", 105.3}}), rates(1, 1, {{"h2d", 38.5}, {"d2h", 44}, {"adam", 102.96}})}) {
+       {rates(0, 0, {{"adam", 127.9}}), rates(1, 0, {{"h2d", 35.6}, {"adam", 103.9}}),
+        rates(0, 1, {{"d2h", 53.7}, {"adam", 90.7}}), rates(1, 1, {{"h2d", 27.6}, {"d2h", 46.7}, {"adam", 76.1}})}) {
     measured.insert(measured.end(), part.begin(), part.end());
   }
   const auto probe = probe_named("host.contention");
-  const std::vector<Finding> found = probe->fill(small_context(), measured, spec);
-  EXPECT_NEAR(spec.host.dram_gbps, 38.5 + 44 + 102.96, 1e-9) << "the controller has shown that it can do this";
-  // 1 - 38.5 / 55, 1 - 44 / 55, 1 - 114.66 / 117, 1 - 105.3 / 117.
-  EXPECT_NEAR(spec.pcie.h2d_loss, 0.3, 1e-3);
-  EXPECT_NEAR(spec.pcie.d2h_loss, 0.2, 1e-3);
-  EXPECT_NEAR(spec.host.stream_loss_h2d, 0.02, 1e-3);
-  EXPECT_NEAR(spec.host.stream_loss_d2h, 0.1, 1e-3);
+  const std::vector<Finding> found = probe->fill({1, 16}, measured, spec);
+  // Adam alone fills the controller; each byte of a copy then costs (127.9 - 103.9) / 35.6 or (127.9 - 90.7) / 53.7 of
+  // one of Adam's. Rates fit within 1 to 2 %, so these are not met more closely.
+  EXPECT_NEAR(spec.host.cpu_stream_gbps, 127.9, 2);
+  EXPECT_NEAR(spec.host.dram_gbps, 127.9, 2);
+  EXPECT_NEAR(spec.host.h2d_cost, 0.674, 0.04);
+  EXPECT_NEAR(spec.host.d2h_cost, 0.693, 0.04);
+  EXPECT_GT(spec.host.d2h_weight, spec.host.h2d_weight) << "writes go first";
   std::vector<std::string> fields;
   for (const Finding& finding : found) {
     fields.push_back(finding.field);
     EXPECT_EQ(finding.note, "");
   }
-  EXPECT_THAT(fields, testing::ElementsAre("host.dram_gbps", "pcie.h2d_loss", "pcie.d2h_loss", "host.stream_loss_h2d",
-                                           "host.stream_loss_d2h"));
+  EXPECT_THAT(fields, testing::ElementsAre("host.cpu_stream_gbps", "host.dram_gbps", "host.adam_elements_per_s",
+                                           "host.h2d_cost", "host.d2h_cost", "host.h2d_weight", "host.d2h_weight"));
 }
 
 TEST(KernelShapes, GpuGoesUpToSeveralWholeRowsThatFit) {
@@ -137,6 +145,89 @@ TEST(KernelShapes, GpuGoesUpToSeveralWholeRowsThatFit) {
   EXPECT_THAT(tokens(), testing::ElementsAre(1024, 2048)) << "a kernel's law needs two sizes";
 }
 
+TEST(LayerDesigns, HoldTheModelAndNarrowerAndWiderOnes) {
+  ProbeContext context = small_context();
+  context.backend = "cuda";
+  context.device_available_bytes = int64_t{80} << 30;
+  const size_t shapes = kernel_shapes(context, measured_model(context)).size();
+  EXPECT_EQ(layer_designs(context).size(), shapes) << "quick: its own";
+  context.quick = false;
+  const std::vector<LayerDesign> designs = layer_designs(context);
+  EXPECT_GE(designs.size(), 12u) << "four numbers are fitted, and each shape is left out in turn";
+  std::set<int64_t> widths, rows;
+  for (const LayerDesign& design : designs) {
+    EXPECT_EQ(design.own, design.model.intermediate == context.model.intermediate);
+    EXPECT_EQ(design.model.heads % design.model.kv_heads, 0);
+    EXPECT_LE(design.shape.seq, context.model.max_position);
+    EXPECT_LE(bench_bytes(context, design.model, design.shape), context.device_available_bytes);
+    widths.insert(design.model.hidden);
+    rows.insert(design.shape.seq);
+  }
+  EXPECT_EQ(widths.size(), 2u) << "half of 64 is less than a block, so that one is as wide";
+  EXPECT_GE(rows.size(), 4u) << "what attention costs shows in the length of rows";
+  context.device_available_bytes = 1;
+  EXPECT_EQ(layer_designs(context).size(), 2u) << "no more than the probe's own shapes, which waive it";
+}
+
+TEST(LayerDesigns, AHostsAreShortOnesFirst) {
+  ProbeContext context = small_context();
+  context.quick = false;
+  double before = 0;
+  for (const LayerDesign& design : layer_designs(context)) {
+    const double flops = layer_forward_flops(design.model, design.shape.rows, design.shape.seq);
+    EXPECT_GE(flops, before);
+    before = flops;
+    KernelBench bench(context, design.model, design.shape);
+    EXPECT_THAT(bench.layer(), testing::ElementsAre(testing::Gt(0), testing::Gt(0)));
+  }
+}
+
+TEST(StatePool, SlicesGoThroughAllOfItWhateverTheirNumber) {
+  StatePool pool(int64_t{14} * 64 * 40, 1);
+  ASSERT_EQ(pool.elements(), 64 * 40);
+  for (const int workers : {1, 3, 8}) {
+    int64_t next = 0;
+    for (StateSlice& slice : slices_of(pool, workers)) {
+      EXPECT_EQ(slice.position(), next) << workers;
+      slice.update(1);
+      EXPECT_EQ(slice.position(), next + slice.chunk());
+      slice.update(1);  // round again
+      EXPECT_LE(slice.position(), next + slice.chunk());
+      next += pool.elements() / workers / 64 * 64;
+    }
+  }
+}
+
+TEST(ThreadCounts, ShowWhereAStreamStopsGrowing) {
+  ProbeContext context = small_context();
+  context.cores = 16;
+  EXPECT_THAT(thread_counts(context), testing::ElementsAre(1, 16)) << "quick";
+  context.quick = false;
+  EXPECT_THAT(thread_counts(context), testing::ElementsAre(1, 4, 8, 12, 14, 16));
+  context.cores = 1;
+  EXPECT_THAT(thread_counts(context), testing::ElementsAre(1));
+}
+
+TEST(RecordedProbes, MeasureAndFillNothing) {
+  const ProbeContext context = small_context();
+  HardwareSpec spec;
+  for (const auto& [key, names] :
+       {std::pair("kernel.product", std::set<std::string>{"forward", "input_gradient", "weight_gradient"}),
+        std::pair("storage", std::set<std::string>{"write", "read"})}) {
+    const auto probe = probe_named(key);
+    ASSERT_EQ(probe->waived(context), std::nullopt);
+    const std::vector<Measurement> measured = probe->run(context);
+    std::set<std::string> seen;
+    for (const Measurement& m : measured) {
+      seen.insert(m.value_name);
+      EXPECT_THAT(m.repeats, testing::Each(testing::Gt(0))) << key;
+    }
+    EXPECT_EQ(seen, names);
+    EXPECT_TRUE(probe->fill({1, 4}, measured, spec).empty());
+  }
+  EXPECT_EQ(spec, HardwareSpec());
+}
+
 TEST(KernelBench, SeveralRowsAreSeveralDocuments) {
   const ProbeContext context = small_context();
   KernelBench bench(context, measured_model(context), {3, 8});
@@ -145,6 +236,8 @@ TEST(KernelBench, SeveralRowsAreSeveralDocuments) {
   EXPECT_THAT(bench.layer(), testing::ElementsAre(testing::Gt(0), testing::Gt(0)));
   EXPECT_GT(bench.head(), 0);
   EXPECT_GT(bench.embedding_backward(true), 0);
+  KernelBench packed(context, measured_model(context), {2, 8, 4});
+  EXPECT_THAT(packed.layer(), testing::ElementsAre(testing::Gt(0), testing::Gt(0)));
 }
 
 TEST(KernelBench, DataIsRandomAndFillsAllOfTheMemory) {

@@ -117,8 +117,18 @@ AttentionGradients CudaAttention::backward(const CudaContext& context, const Mic
   throw std::logic_error("unknown AttentionBackend");
 }
 
+CudnnShape CudaAttention::cudnn_shape(const MicroBatch& batch, const AttentionInputs& inputs) const {
+  return {batch.rows,        batch.seq,          heads_, kv_heads_, head_dim_, inputs.query.stride,
+          inputs.key.stride, inputs.value.stride};
+}
+
+// By cudnn-frontend; through ATen, with copies, for what that does not take.
 void CudaAttention::forward_cudnn(const CudaContext& context, const MicroBatch& batch, const AttentionInputs& inputs,
                                   uint16_t* out, float* log_sum_exp) {
+  const CudnnShape shape = cudnn_shape(batch, inputs);
+  if (cudnn_.takes(shape)) {
+    return cudnn_.forward(context, shape, {inputs.query.data, inputs.key.data, inputs.value.data, out, log_sum_exp});
+  }
   const at::Tensor query = row_heads(context, inputs.query, batch, heads_, head_dim_);
   const at::Tensor key = row_heads(context, inputs.key, batch, kv_heads_, head_dim_);
   const at::Tensor value = row_heads(context, inputs.value, batch, kv_heads_, head_dim_);
@@ -137,7 +147,16 @@ void CudaAttention::forward_cudnn(const CudaContext& context, const MicroBatch& 
 AttentionGradients CudaAttention::backward_cudnn(const CudaContext& context, const MicroBatch& batch,
                                                  const AttentionInputs& inputs, const uint16_t* out,
                                                  const float* log_sum_exp, const uint16_t* out_gradient) {
-  const int64_t width = heads_ * head_dim_;
+  const int64_t width = heads_ * head_dim_, kv_width = kv_heads_ * head_dim_;
+  const CudnnShape shape = cudnn_shape(batch, inputs);
+  if (cudnn_.takes(shape)) {
+    const AttentionGradients gradients{context.bf16(batch.tokens() * width), context.bf16(batch.tokens() * kv_width),
+                                       context.bf16(batch.tokens() * kv_width)};
+    cudnn_.backward(context, shape,
+                    {inputs.query.data, inputs.key.data, inputs.value.data, out, log_sum_exp, out_gradient,
+                     bf16_data(gradients.query), bf16_data(gradients.key), bf16_data(gradients.value)});
+    return gradients;
+  }
   const at::Tensor query = row_heads(context, inputs.query, batch, heads_, head_dim_);
   const at::Tensor key = row_heads(context, inputs.key, batch, kv_heads_, head_dim_);
   const at::Tensor value = row_heads(context, inputs.value, batch, kv_heads_, head_dim_);

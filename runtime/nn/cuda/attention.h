@@ -14,6 +14,7 @@
 #include "model/spec/plan.h"
 #include "runtime/nn/compute.h"
 #include "runtime/nn/cuda/context.h"
+#include "runtime/nn/cuda/cudnn_attention.h"
 
 namespace slidedp::nn {
 
@@ -55,6 +56,8 @@ class CudaAttention {
                               const uint16_t* out, const float* log_sum_exp, const uint16_t* out_gradient);
 
   const std::string& report() const { return choice_.report; }
+  // Why cuDNN's results had to be copied, if they had to.
+  const std::string& copy_reason() const { return cudnn_.refusal(); }
 
  private:
   // Consecutive documents that one call of the flash kernels handles.
@@ -70,6 +73,7 @@ class CudaAttention {
   };
 
   AttentionBackend backend(const MicroBatch& batch) const;
+  CudnnShape cudnn_shape(const MicroBatch& batch, const AttentionInputs& inputs) const;
   const std::vector<Group>& groups(const CudaContext& context, const MicroBatch& batch);
 
   void forward_cudnn(const CudaContext& context, const MicroBatch& batch, const AttentionInputs& inputs, uint16_t* out,
@@ -85,7 +89,9 @@ class CudaAttention {
   Choice choice_;
   std::vector<Documents> known_;  // the step's batches: every layer sees the same ones
   size_t next_known_ = 0;
-  // As cuDNN's forward returned them: [rows, heads, seq], or with a last dimension of 1; its backward wants the same.
+  CudnnAttention cudnn_;
+  // As ATen's cuDNN forward returned them: [rows, heads, seq], or with a last dimension of 1; its backward wants the
+  // same.
   int64_t cudnn_statistics_dims_ = 0;
 };
 

@@ -39,8 +39,9 @@ class Trial {
     inputs_ = {{data, stride}, {data + queries, stride}, {data + queries + keys, stride}};
   }
 
-  // Milliseconds of forward and backward together; nothing if the backend refuses the shapes, with its reason.
-  std::optional<float> run(AttentionBackend backend, std::string& refusal) const {
+  // Milliseconds of forward and backward together; nothing if the backend refuses the shapes. `note`: its reason, or
+  // why its results are copied.
+  std::optional<float> run(AttentionBackend backend, std::string& note) const {
     CudaAttention attention(model_, {backend, backend, {}});
     try {
       std::vector<float> times;
@@ -49,9 +50,10 @@ class Trial {
         if (i >= kWarmUps) times.push_back(time);
       }
       std::ranges::sort(times);
+      if (!attention.copy_reason().empty()) note = "through ATen, with copies: " + attention.copy_reason();
       return times[times.size() / 2];
     } catch (const c10::Error& error) {
-      refusal = error.what_without_backtrace();
+      note = error.what_without_backtrace();
       return std::nullopt;
     }
   }
@@ -91,12 +93,12 @@ AttentionBackend fastest(const Trial& trial, const std::vector<AttentionBackend>
   std::optional<float> best_time;
   std::string details;
   for (const AttentionBackend candidate : candidates) {
-    std::string refusal;
-    const std::optional<float> time = trial.run(candidate, refusal);
+    std::string note;
+    const std::optional<float> time = trial.run(candidate, note);
     char text[64];
     std::snprintf(text, sizeof(text), "%.3f ms", time.value_or(0.0f));
-    details += (details.empty() ? "" : ", ") + std::string(name(candidate)) + " " +
-               (time ? text : "refused (" + refusal.substr(0, refusal.find('\n')) + ")");
+    details += (details.empty() ? "" : ", ") + std::string(name(candidate)) + " " + (time ? text : "refused");
+    if (!note.empty()) details += " (" + note.substr(0, note.find('\n')) + ")";
     if (time && (!best_time || *time < *best_time)) best = candidate, best_time = time;
   }
   report += std::string(name(best)) + " (" + details + ")";

@@ -25,6 +25,7 @@
 #include "runtime/nn/kernels/convert.h"
 #include "runtime/nn/kernels/embedding.h"
 #include "runtime/nn/kernels/rms_norm.h"
+#include "runtime/nn/matrix_products.h"
 
 namespace slidedp {
 namespace {
@@ -89,7 +90,7 @@ nn::CudaAttention::Choice measured_choice(const ModelSpec& model, const Plan& pl
   return choice;
 }
 
-class CudaComputeImpl final : public CudaCompute {
+class CudaComputeImpl final : public CudaCompute, public MatrixProducts {
  public:
   CudaComputeImpl(const ModelSpec& model, const ModelLayout& layout, const Plan& plan, int device, void* stream,
                   CudaComputeOptions options)
@@ -183,6 +184,27 @@ class CudaComputeImpl final : public CudaCompute {
                                   matrix_offset};
       nn::cuda_head(context, call, static_cast<const uint16_t*>(hidden_in), static_cast<uint16_t*>(hidden_gradient),
                     loss_sum);
+    });
+  }
+
+  void product(ProductPass pass, int64_t tokens, int64_t inputs, int64_t outputs, const void* a, const void* b,
+               void* out) override {
+    run([&](const nn::CudaContext& context) {
+      const auto *left = static_cast<const uint16_t*>(a), *right = static_cast<const uint16_t*>(b);
+      if (pass == ProductPass::forward) {
+        context.multiply({.rows = tokens,
+                          .columns = outputs,
+                          .inner = inputs,
+                          .a = {.data = left, .stride = inputs},
+                          .b = {.data = right, .stride = inputs, .transposed = true},
+                          .out = out,
+                          .out_stride = outputs});
+      } else if (pass == ProductPass::input_gradient) {
+        nn::input_gradient(context, left, outputs, right, inputs, tokens, static_cast<uint16_t*>(out));
+      } else {
+        const nn::CudaGradientSlot slot{out, plan_.accumulator, true};
+        nn::weight_gradient(context, slot, 0, left, outputs, right, inputs, tokens);
+      }
     });
   }
 

@@ -1,6 +1,6 @@
 // Matrix products of bf16 matrices with fp32 accumulation, by cuBLASLt, straight between flat buffers. Row-major
-// throughout. The algorithm is chosen once a shape, by the library's heuristic and with a fixed assumption about
-// alignment, so the same shapes give the same bits at any address.
+// throughout. The algorithm is chosen once a shape, from what the library proposes, by a fixed rule (gemm_choice.h) and
+// with a fixed assumption about alignment, so the same shapes give the same bits at any address.
 #pragma once
 
 #include <cublasLt.h>
@@ -55,6 +55,7 @@ class Gemm {
   cublasLtHandle_t handle_ = nullptr;
   void* workspace_;
   size_t workspace_bytes_;
+  bool hopper_;
   std::map<Key, std::unique_ptr<Chosen>> chosen_;
 };
 

@@ -219,7 +219,7 @@ void CudaLayer::backward_attention(const CudaGradientSlot& slot) const {
   const RotatedHeads rotated = rotated_for_backward();
   const AttentionGradients gradients =
       attention_.backward(context_, batch_, attention_inputs(rotated), attention_out_, log_sum_exp_, gate_up_);
-  const int64_t dim = model_.head_dim, rows = qk_rope_partial_rows(tokens_);
+  const int64_t dim = model_.head_dim, rows = qk_rope_partial_rows();
   at::Tensor partials;
   if (model_.qk_norm) partials = context_.fp32(rows * 2 * dim);
   float* sums = model_.qk_norm ? fp32_data(partials) : nullptr;

@@ -65,8 +65,8 @@ __device__ inline void store(uint16_t* to, const float (&values)[kCount]) {
     uint32_t words[kCount / 2];
 #pragma unroll
     for (int i = 0; i < kCount / 2; ++i) {
-      words[i] = static_cast<uint32_t>(to_bf16_bits(values[2 * i])) |
-                 static_cast<uint32_t>(to_bf16_bits(values[2 * i + 1])) << 16;
+      const __nv_bfloat162 pair = __floats2bfloat162_rn(values[2 * i], values[2 * i + 1]);
+      memcpy(&words[i], &pair, sizeof(pair));
     }
     Raw<kCount> raw;
     memcpy(&raw, words, sizeof(raw));

@@ -1,3 +1,5 @@
+#include <cuda_pipeline_primitives.h>
+
 #include <algorithm>
 #include <stdexcept>
 
@@ -7,39 +9,144 @@
 namespace slidedp::nn {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kForwardHeads = 4;   // heads of one token that a group of lanes handles with one load of cos and sin
-constexpr int kBackwardHeads = 2;  // the same; more would not fit into registers
-// Blocks of the backward pass, part of the order of its sums. A multiple of 132 multiprocessors (H100, H200).
-constexpr int64_t kBackwardBlocks = 1056;
+// Both passes are bound by memory, and a thread has much to keep in registers: angles, gains, sums. So what it needs
+// next waits in shared memory: every thread fetches its own elements of later tokens with asynchronous copies, deep
+// enough that 60 to 90 KB are under way on a multiprocessor, whatever the rest of the loop waits for.
+constexpr int kForwardThreads = 320, kBackwardThreads = 384;  // most of a block
+// Blocks that a multiprocessor holds at once, and of all of 132 (H100, H200); a block goes through its share of the
+// tokens. In the backward pass their number is part of the order of the sums.
+constexpr int kForwardResident = 3, kForwardBlocks = 132 * kForwardResident;
+constexpr int kBackwardResident = 2, kBackwardBlocks = 132 * kBackwardResident;
+constexpr size_t kDefaultSharedBytes = 48 << 10;  // what a kernel may have unasked
 
-// How a head is spread over lanes: each lane holds `kVector` elements of the first half and their partners in the
-// second; a group of `lanes` (a power of two) holds the head.
-struct Split {
-  int vector, lanes;
+// How the heads of a token are spread over a block. A lane holds `vector` elements of a head's first half and their
+// partners in the second; `lanes` (a power of two) hold the head, and always the same head, so that its sums stay with
+// them. Where a token has more heads than a block takes, blocks take one of `slices` of them each.
+struct Spread {
+  int vector, lanes, slice_heads, slices, threads;
 };
 
-Split split_head(int head_dim) {
+Spread spread(int head_dim, int heads, int most_threads) {
   const int half = head_dim / 2;
-  int vector = 8;
-  while (half % vector != 0) vector /= 2;
-  int lanes = 1;
-  while (lanes * vector < half) lanes *= 2;
-  return {vector, lanes};
+  Spread s{8, 1, 0, 0, 0};
+  while (half % s.vector != 0) s.vector /= 2;
+  while (s.lanes * s.vector < half) s.lanes *= 2;
+  const int most = most_threads / std::min(s.lanes, kWarp);
+  s.slices = (heads + most - 1) / most;
+  s.slice_heads = (heads + s.slices - 1) / s.slices;
+  s.threads = (s.slice_heads * s.lanes + kWarp - 1) / kWarp * kWarp;
+  if (s.slices > kBackwardBlocks) throw std::logic_error("the rotation kernel cannot take so many heads");
+  return s;
+}
+
+// What a thread works on: elements `at` and half a head later of `head`, of every `stride`-th token.
+struct Work {
+  int head, at;
+  bool active;  // others stay for the sums over lanes
+  int first, stride;
+  __device__ Work(const Spread& s, int half, int heads, int tokens) {
+    const int slice = blockIdx.x % s.slices, group = threadIdx.x / s.lanes;
+    head = slice * s.slice_heads + group;
+    at = threadIdx.x % s.lanes * s.vector;
+    active = group < s.slice_heads && head < heads && at < half;
+    stride = gridDim.x / s.slices;
+    first = blockIdx.x / s.slices;
+    if (first >= stride) first = tokens;  // left over by the division
+  }
+};
+
+// A lane's place in a row of a matrix, which goes from token to token.
+class Cursor {
+ public:
+  __device__ Cursor(const uint16_t* first_row, int64_t row_elements, const Work& work)
+      : at_(const_cast<uint16_t*>(first_row) + work.first * row_elements), step_(work.stride * row_elements) {}
+  __device__ uint16_t* get() const { return at_; }
+  __device__ void next() { at_ += step_; }
+
+ private:
+  uint16_t* at_;
+  int64_t step_;
+};
+
+// A thread's vectors on their way through shared memory: `kParts` of each of `kStages` tokens. No other thread touches
+// them, so the block needs no barrier.
+template <int kVector, int kParts, int kStages, int kThreads>
+class Queue {
+ public:
+  static constexpr size_t kBytes = sizeof(Raw<kVector>) * kParts * kStages * kThreads;
+  __device__ explicit Queue(void* shared) : own_(static_cast<Raw<kVector>*>(shared) + threadIdx.x) {}
+
+  __device__ void fetch(int stage, int part, const uint16_t* from) {
+    Raw<kVector>* to = own_ + (stage * kParts + part) * kThreads;
+    if constexpr (sizeof(Raw<kVector>) >= 4) {
+      __pipeline_memcpy_async(to, from, sizeof(Raw<kVector>));
+    } else {
+      *to = load<kVector>(from);
+    }
+  }
+  __device__ Raw<kVector> get(int stage, int part) const { return own_[(stage * kParts + part) * kThreads]; }
+
+  // Goes through the thread's tokens: fetch(stage) starts the fetches of one after the other, use(token, stage) has it.
+  template <typename Fetch, typename Use>
+  __device__ void stream(const Work& work, int tokens, const Fetch& fetch, const Use& use) {
+    int fetched = work.first;
+    const auto start = [&](int stage) {
+      if (work.active && fetched < tokens) fetch(stage);
+      fetched += work.stride;
+      __pipeline_commit();
+    };
+#pragma unroll
+    for (int stage = 0; stage < kStages - 1; ++stage) start(stage);
+    int stage = 0;
+    for (int token = work.first; token < tokens; token += work.stride) {
+      start(stage == 0 ? kStages - 1 : stage - 1);  // into the place of the token before
+      __pipeline_wait_prior(kStages - 1);
+      __syncwarp();  // the compiler reads what has arrived no earlier
+      use(token, stage);
+      stage = stage + 1 == kStages ? 0 : stage + 1;
+    }
+  }
+
+ private:
+  Raw<kVector>* own_;
+};
+
+template <int kVector>
+__device__ inline void load_floats(const float* from, float (&to)[kVector]) {
+  if constexpr (kVector % 4 == 0) {
+#pragma unroll
+    for (int j = 0; j < kVector; j += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(from + j);
+      to[j] = four.x, to[j + 1] = four.y, to[j + 2] = four.z, to[j + 3] = four.w;
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) to[j] = from[j];
+  }
 }
 
 template <int kVector>
 struct Angles {
   float cos[kVector], sin[kVector];
-  __device__ void load_row(const Rotation& rotation, int64_t token, int half, int at) {
-    const int position = rotation.positions[token];
+  __device__ Angles(const Rotation& rotation, int position, int half, int at) {
     const bool valid = position >= 0 && position < rotation.table_positions;
-    const int64_t row = valid ? position * static_cast<int64_t>(half) + at : 0;
+    const int64_t begin = (valid ? position : 0) * static_cast<int64_t>(half) + at;
+    load_floats<kVector>(rotation.cos + begin, cos);
+    load_floats<kVector>(rotation.sin + begin, sin);
+    if (valid) return;
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) {
-      cos[j] = valid ? rotation.cos[row + j] : __int_as_float(0x7fc00000);
-      sin[j] = valid ? rotation.sin[row + j] : __int_as_float(0x7fc00000);
-    }
+    for (int j = 0; j < kVector; ++j) cos[j] = sin[j] = __int_as_float(0x7fc00000);
+  }
+};
+
+// A lane's elements of its head's gain. Loaded anew for every token, which costs less than the registers.
+template <int kVector>
+struct Gain {
+  float low[kVector], high[kVector];
+  __device__ Gain(const HeadNorm& norm, bool query, int half, int at) {
+    const uint16_t* weight = (query ? norm.query : norm.key) + at;
+    unpack<kVector>(load<kVector>(weight), low);
+    unpack<kVector>(load<kVector>(weight + half), high);
   }
 };
 
@@ -51,67 +158,62 @@ struct ForwardParams {
   uint16_t* out;
   int64_t in_stride, out_stride;
   float* rstd;
-  uint32_t lanes, groups;  // lanes a head; groups of kForwardHeads heads a token
-  uint32_t items;          // groups of all tokens
+  Spread spread;
 };
 
+template <int kVector>
+using ForwardQueue = Queue<kVector, 2, 4, kForwardThreads>;
+
 template <int kVector, bool kNorm>
-__global__ void __launch_bounds__(kThreads) forward(ForwardParams p) {
+__global__ void __launch_bounds__(kForwardThreads, kForwardResident) forward(ForwardParams p) {
+  extern __shared__ uint4 shared[];
   const int half = p.shape.head_dim / 2, all = p.shape.heads + p.shape.kv_heads;
-  // 32 bits, since 64-bit divisions would show: the caller checks.
-  const uint32_t item = blockIdx.x * (kThreads / p.lanes) + threadIdx.x / p.lanes;
-  const int at = threadIdx.x % p.lanes * kVector;
-  // Lanes without work stay for the sums.
-  const bool active = item < p.items && at < half;
-  const int64_t token = active ? item / p.groups : 0;
-  const int first = active ? static_cast<int>(item % p.groups) * kForwardHeads : all;
-  Raw<kVector> low[kForwardHeads], high[kForwardHeads];
-#pragma unroll
-  for (int h = 0; h < kForwardHeads; ++h) {
-    if (first + h >= all) continue;
-    const uint16_t* head = p.in + token * p.in_stride + static_cast<int64_t>(first + h) * p.shape.head_dim + at;
-    low[h] = load<kVector>(head);
-    high[h] = load<kVector>(head + half);
-  }
-  Angles<kVector> angles;
-  if (active) angles.load_row(p.rotation, token, half, at);
-#pragma unroll
-  for (int h = 0; h < kForwardHeads; ++h) {
-    const int head = first + h;
-    const bool here = head < all;
-    float a[kVector] = {}, b[kVector] = {};
-    if (here) {
-      unpack<kVector>(low[h], a);
-      unpack<kVector>(high[h], b);
-    }
+  const int tokens = static_cast<int>(p.shape.tokens);
+  const Work work(p.spread, half, all, tokens);
+  const int64_t place = static_cast<int64_t>(work.head) * p.shape.head_dim + work.at;
+  Cursor in(p.in + place, p.in_stride, work), out(p.out + place, p.out_stride, work);
+  const float inverse_dim = 1.0f / p.shape.head_dim;
+  const auto position_of = [&](int token) { return token < tokens ? p.rotation.positions[token] : 0; };
+  int next_position = position_of(work.first);
+  ForwardQueue<kVector> queue(shared);
+  const auto fetch = [&](int stage) {
+    queue.fetch(stage, 0, in.get());
+    queue.fetch(stage, 1, in.get() + half);
+    in.next();
+  };
+  queue.stream(work, tokens, fetch, [&](int token, int stage) {
+    const int position = next_position;
+    next_position = position_of(token + work.stride);
+    float a[kVector], b[kVector], scale = 1;
+    unpack<kVector>(queue.get(stage, 0), a);
+    unpack<kVector>(queue.get(stage, 1), b);
     if constexpr (kNorm) {
       float squares = 0;
 #pragma unroll
       for (int j = 0; j < kVector; ++j) squares += a[j] * a[j] + b[j] * b[j];
-      const float scale = 1.0f / sqrtf(group_sum(squares, p.lanes) / p.shape.head_dim + p.norm.eps);
-      if (here) {
-        if (p.rstd != nullptr && at == 0) p.rstd[token * all + head] = scale;
-        const uint16_t* weight = (head < p.shape.heads ? p.norm.query : p.norm.key) + at;
-        float gain[kVector];
-        unpack<kVector>(load<kVector>(weight), gain);
+      scale = rsqrtf(group_sum(work.active ? squares : 0.0f, p.spread.lanes) * inverse_dim + p.norm.eps);
+    }
+    if (!work.active) return;
+    if constexpr (kNorm) {
+      if (p.rstd != nullptr && work.at == 0) p.rstd[static_cast<int64_t>(token) * all + work.head] = scale;
+      const Gain<kVector> gain(p.norm, work.head < p.shape.heads, half, work.at);
 #pragma unroll
-        for (int j = 0; j < kVector; ++j) a[j] *= scale * gain[j];
-        unpack<kVector>(load<kVector>(weight + half), gain);
-#pragma unroll
-        for (int j = 0; j < kVector; ++j) b[j] *= scale * gain[j];
+      for (int j = 0; j < kVector; ++j) {
+        a[j] *= scale * gain.low[j];
+        b[j] *= scale * gain.high[j];
       }
     }
-    if (!here) continue;
+    const Angles<kVector> angles(p.rotation, position, half, work.at);
     float rotated_a[kVector], rotated_b[kVector];
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
       rotated_a[j] = a[j] * angles.cos[j] - b[j] * angles.sin[j];
       rotated_b[j] = b[j] * angles.cos[j] + a[j] * angles.sin[j];
     }
-    uint16_t* to = p.out + token * p.out_stride + static_cast<int64_t>(head) * p.shape.head_dim + at;
-    store<kVector>(to, rotated_a);
-    store<kVector>(to + half, rotated_b);
-  }
+    store<kVector>(out.get(), rotated_a);
+    store<kVector>(out.get() + half, rotated_b);
+    out.next();
+  });
 }
 
 struct BackwardParams {
@@ -122,163 +224,165 @@ struct BackwardParams {
   HeadGradients gradients;
   uint16_t* qkv;
   float* partials;
-  int lanes, groups;
-  int64_t tokens_per_block;
+  Spread spread;
 };
 
-// Where the gradient of one head of a token comes from.
-__device__ inline const uint16_t* head_gradient(const BackwardParams& p, int64_t token, int head) {
-  const int heads = p.shape.heads, kv_heads = p.shape.kv_heads;
+// Gradients of the rotated head that a thread works on.
+__device__ inline Cursor head_gradients(const BackwardParams& p, const Work& work) {
+  const int heads = p.shape.heads, kv_heads = p.shape.kv_heads, head = work.head;
   const int64_t dim = p.shape.head_dim;
-  if (head < heads) return p.gradients.query + (token * heads + head) * dim;
-  if (head < heads + kv_heads) return p.gradients.key + (token * kv_heads + head - heads) * dim;
-  return p.gradients.value + (token * kv_heads + head - heads - kv_heads) * dim;
+  if (head < heads) return {p.gradients.query + head * dim + work.at, heads * dim, work};
+  if (head < heads + kv_heads) return {p.gradients.key + (head - heads) * dim + work.at, kv_heads * dim, work};
+  return {p.gradients.value + (head - heads - kv_heads) * dim + work.at, kv_heads * dim, work};
 }
 
-// One lane's elements of one head: gradient of the rotated head in, gradient of the projected head out; the lane's
-// share of the weight gradient is added to `sums`.
-template <int kVector, bool kNorm>
-__device__ inline void head_backward(const BackwardParams& p, const Angles<kVector>& angles, int64_t token, int head,
-                                     int at, bool here, const float (&low)[kVector], const float (&high)[kVector],
-                                     float (&a)[kVector], float (&b)[kVector], float (&sums)[2][2][kVector]) {
-  const int half = p.shape.head_dim / 2, rotated_heads = p.shape.heads + p.shape.kv_heads;
-  const bool rotated = here && head < rotated_heads;
-  if (rotated) {
-#pragma unroll
-    for (int j = 0; j < kVector; ++j) {
-      const float first = a[j], second = b[j];
-      a[j] = first * angles.cos[j] + second * angles.sin[j];
-      b[j] = second * angles.cos[j] - first * angles.sin[j];
-    }
-  }
-  if constexpr (!kNorm) return;
-  const bool query = head < p.shape.heads;
-  float gain_low[kVector] = {}, gain_high[kVector] = {};
-  float dot = 0, scale = 0;
-  if (rotated) {
-    const uint16_t* weight = (query ? p.norm.query : p.norm.key) + at;
-    unpack<kVector>(load<kVector>(weight), gain_low);
-    unpack<kVector>(load<kVector>(weight + half), gain_high);
-    scale = p.rstd[token * rotated_heads + head];
-#pragma unroll
-    for (int j = 0; j < kVector; ++j) dot += a[j] * gain_low[j] * low[j] + b[j] * gain_high[j] * high[j];
-  }
-  const float projection = group_sum(dot, p.lanes) * scale * scale * scale / p.shape.head_dim;
-  if (!rotated) return;
+template <int kVector>
+__device__ inline void rotate_back(const Angles<kVector>& angles, float (&a)[kVector], float (&b)[kVector]) {
 #pragma unroll
   for (int j = 0; j < kVector; ++j) {
-    const float low_share = a[j] * low[j] * scale, high_share = b[j] * high[j] * scale;
-    sums[0][0][j] += query ? low_share : 0.0f;
-    sums[0][1][j] += query ? high_share : 0.0f;
-    sums[1][0][j] += query ? 0.0f : low_share;
-    sums[1][1][j] += query ? 0.0f : high_share;
-    a[j] = scale * a[j] * gain_low[j] - low[j] * projection;
-    b[j] = scale * b[j] * gain_high[j] - high[j] * projection;
+    const float first = a[j], second = b[j];
+    a[j] = first * angles.cos[j] + second * angles.sin[j];
+    b[j] = second * angles.cos[j] - first * angles.sin[j];
   }
 }
 
-// The block's weight gradients: every thread writes its sums, then each element is added over the block's groups in
-// their order.
+// A lane's share of the norm's backward: gradient of a head's normed elements in, times their gain out; adds to the
+// sums of the weight gradient, and returns its part of gradient * gain * projected.
 template <int kVector>
-__device__ void write_partials(const BackwardParams& p, const float (&sums)[2][2][kVector]) {
-  __shared__ float shared[kThreads * 4 * kVector];
-  const int half = p.shape.head_dim / 2, dim = p.shape.head_dim;
-  const int group = threadIdx.x / p.lanes, at = threadIdx.x % p.lanes * kVector;
-  const int row = 4 * p.lanes * kVector;  // floats a group: two weights, two halves
+__device__ inline float through_gain(const Gain<kVector>& gain, float scale, const float (&low)[kVector],
+                                     const float (&high)[kVector], float (&a)[kVector], float (&b)[kVector],
+                                     float (&sums)[2][kVector]) {
+  float dot = 0;
 #pragma unroll
-  for (int part = 0; part < 4; ++part) {
+  for (int j = 0; j < kVector; ++j) {
+    const float low_share = a[j] * low[j], high_share = b[j] * high[j];
+    sums[0][j] += low_share * scale;
+    sums[1][j] += high_share * scale;
+    dot += low_share * gain.low[j] + high_share * gain.high[j];
+    a[j] *= gain.low[j];
+    b[j] *= gain.high[j];
+  }
+  return dot;
+}
+
+// The block's weight gradients: every thread writes its sums, then each element is added over the block's heads of that
+// weight in their order.
+template <int kVector>
+__device__ void write_partials(const BackwardParams& p, const Work& work, const float (&sums)[2][kVector],
+                               float* shared) {
+  const int half = p.shape.head_dim / 2, dim = p.shape.head_dim, padded = p.spread.lanes * kVector;
+  const int group = threadIdx.x / p.spread.lanes, first_head = work.head - group;
+  __syncthreads();  // no thread reads what it has fetched any more
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) {
-      shared[group * row + part * p.lanes * kVector + at + j] = sums[part / 2][part % 2][j];
-    }
+  for (int part = 0; part < 2; ++part) {
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) shared[(group * 2 + part) * padded + work.at + j] = sums[part][j];
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < 2 * dim; i += kThreads) {
-    const int part = i / half, inside = i % half;
+  const int heads = p.shape.heads, end_head = first_head + p.spread.slice_heads;
+  for (int i = threadIdx.x; i < 2 * dim; i += blockDim.x) {
+    const bool query = i < dim;
+    const int part = i % dim / half, inside = i % half;
+    const int begin = query ? first_head : max(first_head, heads);
+    const int end = min(end_head, query ? heads : heads + p.shape.kv_heads);
     float sum = 0;
-    for (int g = 0; g < kThreads / p.lanes; ++g) sum += shared[g * row + part * p.lanes * kVector + inside];
+    for (int head = begin; head < end; ++head) sum += shared[((head - first_head) * 2 + part) * padded + inside];
     p.partials[blockIdx.x * static_cast<int64_t>(2 * dim) + i] = sum;
   }
 }
 
+// With QK-norm a token brings twice as much, so fewer of them are enough.
 template <int kVector, bool kNorm>
-__global__ void __launch_bounds__(kThreads, 2) backward(BackwardParams p) {
-  const int half = p.shape.head_dim / 2, all = p.shape.heads + 2 * p.shape.kv_heads;
-  const int rotated_heads = p.shape.heads + p.shape.kv_heads;
-  const int64_t begin = blockIdx.x * p.tokens_per_block, end = min(begin + p.tokens_per_block, p.shape.tokens);
-  const int at = threadIdx.x % p.lanes * kVector;
-  const int groups_per_block = kThreads / p.lanes;
-  const int items = end > begin ? static_cast<int>(end - begin) * p.groups : 0;
-  float sums[2][2][kVector] = {};
-  // All threads of a block make the same number of turns, so that the sums over lanes see whole warps.
-  for (int turn = 0; turn < items; turn += groups_per_block) {
-    const int item = turn + static_cast<int>(threadIdx.x) / p.lanes;
-    const bool active = item < items && at < half;
-    const int64_t token = begin + (active ? item / p.groups : 0);
-    const int first = active ? item % p.groups * kBackwardHeads : all;
-    Raw<kVector> gradient_low[kBackwardHeads], gradient_high[kBackwardHeads];
-    Raw<kVector> projected_low[kBackwardHeads], projected_high[kBackwardHeads];
+using BackwardQueue = Queue<kVector, kNorm ? 4 : 2, kNorm ? 3 : 5, kBackwardThreads>;
+
+template <int kVector, bool kNorm>
+__global__ void __launch_bounds__(kBackwardThreads, kBackwardResident) backward(BackwardParams p) {
+  extern __shared__ uint4 shared[];
+  const int half = p.shape.head_dim / 2, rotated_heads = p.shape.heads + p.shape.kv_heads;
+  const int all = rotated_heads + p.shape.kv_heads, tokens = static_cast<int>(p.shape.tokens);
+  const Work work(p.spread, half, all, tokens);
+  const bool rotated = work.active && work.head < rotated_heads;
+  Cursor gradients = head_gradients(p, work);
+  Cursor qkv(p.qkv + static_cast<int64_t>(work.head) * p.shape.head_dim + work.at, all * p.shape.head_dim, work);
+  Cursor projected = qkv;  // the same, some tokens ahead
+  BackwardQueue<kVector, kNorm> queue(shared);
+  const auto fetch = [&](int stage) {
+    queue.fetch(stage, 0, gradients.get());
+    queue.fetch(stage, 1, gradients.get() + half);
+    gradients.next();
+    if (!kNorm || !rotated) return;
+    queue.fetch(stage, 2, projected.get());
+    queue.fetch(stage, 3, projected.get() + half);
+    projected.next();
+  };
+  float sums[2][kVector] = {}, next_scale = 0;
+  int next_position = 0;
+  const auto prepare = [&](int token) {
+    if (!rotated || token >= tokens) return;
+    next_position = p.rotation.positions[token];
+    if (kNorm) next_scale = p.rstd[static_cast<int64_t>(token) * rotated_heads + work.head];
+  };
+  prepare(work.first);
+  queue.stream(work, tokens, fetch, [&](int token, int stage) {
+    const int position = next_position;
+    const float scale = next_scale;
+    prepare(token + work.stride);
+    float a[kVector], b[kVector], low[kVector], high[kVector], dot = 0;
+    unpack<kVector>(queue.get(stage, 0), a);
+    unpack<kVector>(queue.get(stage, 1), b);
+    if (rotated) rotate_back<kVector>({p.rotation, position, half, work.at}, a, b);
+    if constexpr (kNorm) {
+      if (rotated) {
+        unpack<kVector>(queue.get(stage, 2), low);
+        unpack<kVector>(queue.get(stage, 3), high);
+        dot = through_gain<kVector>({p.norm, work.head < p.shape.heads, half, work.at}, scale, low, high, a, b, sums);
+      }
+      const float projection = group_sum(dot, p.spread.lanes) * scale * scale * scale * (1.0f / p.shape.head_dim);
+      if (rotated) {
 #pragma unroll
-    for (int h = 0; h < kBackwardHeads; ++h) {
-      const int head = first + h;
-      if (head >= all) continue;
-      const uint16_t* gradient = head_gradient(p, token, head) + at;
-      gradient_low[h] = load<kVector>(gradient);
-      gradient_high[h] = load<kVector>(gradient + half);
-      if (!kNorm || head >= rotated_heads) continue;
-      const uint16_t* projected = p.qkv + (token * all + head) * p.shape.head_dim + at;
-      projected_low[h] = load<kVector>(projected);
-      projected_high[h] = load<kVector>(projected + half);
-    }
-    Angles<kVector> angles;
-    if (active) angles.load_row(p.rotation, token, half, at);
-#pragma unroll
-    for (int h = 0; h < kBackwardHeads; ++h) {
-      const int head = first + h;
-      const bool here = head < all;
-      float a[kVector] = {}, b[kVector] = {}, low[kVector] = {}, high[kVector] = {};
-      if (here) {
-        unpack<kVector>(gradient_low[h], a);
-        unpack<kVector>(gradient_high[h], b);
-        if (kNorm && head < rotated_heads) {
-          unpack<kVector>(projected_low[h], low);
-          unpack<kVector>(projected_high[h], high);
+        for (int j = 0; j < kVector; ++j) {
+          a[j] = scale * a[j] - low[j] * projection;
+          b[j] = scale * b[j] - high[j] * projection;
         }
       }
-      head_backward<kVector, kNorm>(p, angles, token, head, at, here, low, high, a, b, sums);
-      if (!here) continue;
-      uint16_t* to = p.qkv + (token * all + head) * p.shape.head_dim + at;
-      store<kVector>(to, a);
-      store<kVector>(to + half, b);
     }
+    if (!work.active) return;
+    store<kVector>(qkv.get(), a);
+    store<kVector>(qkv.get() + half, b);
+    qkv.next();
+  });
+  if constexpr (kNorm) write_partials<kVector>(p, work, sums, reinterpret_cast<float*>(shared));
+}
+
+template <typename Queue, typename Params>
+void launch(void (*kernel)(Params), const Params& p, int blocks, cudaStream_t stream) {
+  if (p.shape.tokens > 1 << 30) throw std::logic_error("the rotation kernel takes at most 2^30 tokens");
+  if (Queue::kBytes > kDefaultSharedBytes) {
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Queue::kBytes),
+               "cudaFuncSetAttribute");
   }
-  if constexpr (kNorm) write_partials<kVector>(p, sums);
+  kernel<<<blocks, p.spread.threads, Queue::kBytes, stream>>>(p);
 }
 
-int groups_of(int heads, int per_group) { return (heads + per_group - 1) / per_group; }
-
-template <bool kNorm>
-void launch_forward(const ForwardParams& p, int vector, cudaStream_t stream) {
-  const unsigned per_block = kThreads / p.lanes, grid = (p.items + per_block - 1) / per_block;
-  if (vector == 8) forward<8, kNorm><<<grid, kThreads, 0, stream>>>(p);
-  if (vector == 4) forward<4, kNorm><<<grid, kThreads, 0, stream>>>(p);
-  if (vector == 2) forward<2, kNorm><<<grid, kThreads, 0, stream>>>(p);
-  if (vector == 1) forward<1, kNorm><<<grid, kThreads, 0, stream>>>(p);
+template <int kVector>
+void launch_forward(const ForwardParams& p, cudaStream_t stream) {
+  launch<ForwardQueue<kVector>>(p.norm.query != nullptr ? forward<kVector, true> : forward<kVector, false>, p,
+                                kForwardBlocks, stream);
 }
 
-template <bool kNorm>
-void launch_backward(const BackwardParams& p, int vector, cudaStream_t stream) {
-  const auto grid = static_cast<unsigned>(qk_rope_partial_rows(p.shape.tokens));
-  if (vector == 8) backward<8, kNorm><<<grid, kThreads, 0, stream>>>(p);
-  if (vector == 4) backward<4, kNorm><<<grid, kThreads, 0, stream>>>(p);
-  if (vector == 2) backward<2, kNorm><<<grid, kThreads, 0, stream>>>(p);
-  if (vector == 1) backward<1, kNorm><<<grid, kThreads, 0, stream>>>(p);
+template <int kVector>
+void launch_backward(const BackwardParams& p, cudaStream_t stream) {
+  if (p.norm.query != nullptr) {
+    launch<BackwardQueue<kVector, true>>(backward<kVector, true>, p, kBackwardBlocks, stream);
+  } else {
+    launch<BackwardQueue<kVector, false>>(backward<kVector, false>, p, kBackwardBlocks, stream);
+  }
 }
 
 }  // namespace
 
 void check_head_dim(int head_dim) {
-  if (head_dim < 2 || head_dim % 2 != 0 || split_head(head_dim).lanes > kWarp) {
+  if (head_dim < 2 || head_dim % 2 != 0 || spread(head_dim, 1, kForwardThreads).lanes > kWarp) {
     throw std::logic_error("the rotation kernel cannot take heads of this size");
   }
 }
@@ -287,46 +391,27 @@ void qk_rope(const HeadShape& shape, const Rotation& rotation, const HeadNorm& n
              int64_t in_stride, uint16_t* out, int64_t out_stride, float* rstd, cudaStream_t stream) {
   check_head_dim(shape.head_dim);
   if (shape.tokens == 0) return;
-  const Split split = split_head(shape.head_dim);
-  const int groups = groups_of(shape.heads + shape.kv_heads, kForwardHeads);
-  const int64_t items = shape.tokens * groups;
-  if (items > 0x7fffffff) throw std::logic_error("the rotation kernel takes fewer than 2^31 groups of heads");
-  const ForwardParams p{shape,
-                        rotation,
-                        norm,
-                        in,
-                        out,
-                        in_stride,
-                        out_stride,
-                        rstd,
-                        static_cast<uint32_t>(split.lanes),
-                        static_cast<uint32_t>(groups),
-                        static_cast<uint32_t>(items)};
-  norm.query != nullptr ? launch_forward<true>(p, split.vector, stream)
-                        : launch_forward<false>(p, split.vector, stream);
+  const Spread s = spread(shape.head_dim, shape.heads + shape.kv_heads, kForwardThreads);
+  const ForwardParams p{shape, rotation, norm, in, out, in_stride, out_stride, rstd, s};
+  if (s.vector == 8) launch_forward<8>(p, stream);
+  if (s.vector == 4) launch_forward<4>(p, stream);
+  if (s.vector == 2) launch_forward<2>(p, stream);
+  if (s.vector == 1) launch_forward<1>(p, stream);
   check_launch("qk_rope");
 }
 
-int64_t qk_rope_partial_rows(int64_t tokens) { return std::min(tokens, kBackwardBlocks); }
+int64_t qk_rope_partial_rows() { return kBackwardBlocks; }
 
 void qk_rope_backward(const HeadShape& shape, const Rotation& rotation, const HeadNorm& norm, const float* rstd,
                       const HeadGradients& gradients, uint16_t* qkv, float* partials, cudaStream_t stream) {
   check_head_dim(shape.head_dim);
   if (shape.tokens == 0) return;
-  const Split split = split_head(shape.head_dim);
-  const int64_t blocks = qk_rope_partial_rows(shape.tokens);
-  const BackwardParams p{shape,
-                         rotation,
-                         norm,
-                         rstd,
-                         gradients,
-                         qkv,
-                         partials,
-                         split.lanes,
-                         groups_of(shape.heads + 2 * shape.kv_heads, kBackwardHeads),
-                         (shape.tokens + blocks - 1) / blocks};
-  norm.query != nullptr ? launch_backward<true>(p, split.vector, stream)
-                        : launch_backward<false>(p, split.vector, stream);
+  const Spread s = spread(shape.head_dim, shape.heads + 2 * shape.kv_heads, kBackwardThreads);
+  const BackwardParams p{shape, rotation, norm, rstd, gradients, qkv, partials, s};
+  if (s.vector == 8) launch_backward<8>(p, stream);
+  if (s.vector == 4) launch_backward<4>(p, stream);
+  if (s.vector == 2) launch_backward<2>(p, stream);
+  if (s.vector == 1) launch_backward<1>(p, stream);
   check_launch("qk_rope_backward");
 }
 

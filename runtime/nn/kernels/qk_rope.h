@@ -44,9 +44,9 @@ struct HeadGradients {
 };
 
 // qkv [tokens, (heads + 2 * kv_heads) * head_dim]: in = projected heads (read with QK-norm only), out = their
-// gradients. partials (QK-norm): [qk_rope_partial_rows(tokens)][2][head_dim], sums of the weight gradients, query
+// gradients. partials (QK-norm): [qk_rope_partial_rows()][2][head_dim], sums of the weight gradients, query
 // first.
-int64_t qk_rope_partial_rows(int64_t tokens);
+int64_t qk_rope_partial_rows();
 void qk_rope_backward(const HeadShape& shape, const Rotation& rotation, const HeadNorm& norm, const float* rstd,
                       const HeadGradients& gradients, uint16_t* qkv, float* partials, cudaStream_t stream);
 

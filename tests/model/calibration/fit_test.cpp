@@ -155,6 +155,40 @@ TEST(Fit, NoFixedCostStaysOnTheBound) {
   EXPECT_TRUE(std::isfinite(fit.standard_error.latency_s));
 }
 
+// A law that bends away by a quarter over the sizes, as a cache makes it: no scatter of 3 % explains that.
+TEST(Fit, StructuredResidualsAreSaid) {
+  const auto bent = [](double bytes) { return link_seconds(bytes) * (1 + 0.25 * std::sin(std::log(bytes))); };
+  const LinkFit fit = fit_link(noisy(link_sizes(), bent, 12, 0.05, 1), "copy.h2d");
+  EXPECT_TRUE(fit.summary.structured);
+  EXPECT_THAT(fit.summary.note, HasSubstr("copy.h2d: the law misses the medians of the sizes by"));
+  EXPECT_EQ(fit.summary.what, "copy.h2d");
+}
+
+TEST(Fit, NoiseAndOutliersAreNoStructure) {
+  int structured = 0;
+  for (unsigned seed = 0; seed < 200; ++seed) {
+    structured += fit_link(noisy(link_sizes(), link_seconds, 12, 0.05, seed), "link").summary.structured;
+  }
+  // The test's level is 0.1 %; outliers make the scatter inside a size larger, not smaller.
+  EXPECT_LE(structured, 3);
+}
+
+// What a fit says of its two parameters together is what they do from one data set to the next.
+TEST(Fit, CorrelationIsThatOfTheParameters) {
+  double latency = 0, rate = 0, both = 0, said = 0;
+  constexpr int kSets = 200;
+  for (unsigned seed = 0; seed < kSets; ++seed) {
+    const LinkFit fit = fit_link(noisy(link_sizes(), link_seconds, 12, 0, seed), "link");
+    const double dl = fit.rate.latency_s / kLink.latency_s - 1, dr = fit.rate.gbps / kLink.gbps - 1;
+    latency += dl * dl;
+    rate += dr * dr;
+    both += dl * dr;
+    said += fit.correlation / kSets;
+  }
+  // 200 sets give a correlation to within 1 / sqrt(200) = 0.07; three of that.
+  EXPECT_NEAR(said, both / std::sqrt(latency * rate), 0.21);
+}
+
 TEST(Fit, OrderOfSamplesDoesNotMatter) {
   std::vector<FitSample> samples = noisy(link_sizes(), link_seconds, 5, 0.1, 7);
   const LinkFit sorted = fit_link(samples, "link");

@@ -70,6 +70,31 @@ TEST(FairShare, ALoadedResourceTakesCapacityFromAnother) {
   EXPECT_EQ(s[0], 1);
 }
 
+TEST(FairShare, SpeedsOfAFullResourceAreInProportionToWeights) {
+  const std::vector<Resource> resources{{"a", 10}, {"b", 3}};
+  FairShare sharing(resources);
+  const auto shared = [&](std::vector<std::vector<Load>> tasks, std::vector<double> weights) {
+    std::vector<std::span<const Load>> loads(tasks.begin(), tasks.end());
+    std::vector<double> speeds(tasks.size());
+    sharing.share(loads, speeds, weights);
+    return speeds;
+  };
+  // Level x: 12 x + 2 * 8 x = 10.
+  const std::vector<double> two = shared({{{0, 12}}, {{0, 8}}}, {1, 2});
+  EXPECT_DOUBLE_EQ(two[0], 10.0 / 28);
+  EXPECT_DOUBLE_EQ(two[1], 20.0 / 28);
+  // One that reaches full speed leaves the rest to the other.
+  const std::vector<double> posted = shared({{{0, 12}}, {{0, 4}}}, {1, 5});
+  EXPECT_DOUBLE_EQ(posted[0], 0.5);
+  EXPECT_EQ(posted[1], 1);
+  // With room for all, weights say nothing.
+  EXPECT_EQ(shared({{{0, 4}}, {{0, 4}}, {{1, 1}}}, {0.5, 3, 7}), (std::vector<double>{1, 1, 1}));
+  // A task that another resource stops does not hold back those that weigh less.
+  const std::vector<double> stopped = shared({{{0, 12}}, {{0, 6}, {1, 6}}}, {1, 4});
+  EXPECT_DOUBLE_EQ(stopped[1], 0.5);
+  EXPECT_DOUBLE_EQ(stopped[0], 7.0 / 12);
+}
+
 // Where resources fill together, what is left for the smallest demands is rounding error; nobody may starve on it.
 TEST(FairShare, RoundingStarvesNobody) {
   std::mt19937 random(8);

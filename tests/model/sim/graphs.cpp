@@ -165,6 +165,12 @@ HardwareSpec random_machine(std::mt19937& random) {
     machine.host.stream_loss_h2d = between(random, 0, 0.3);
     machine.host.stream_loss_d2h = between(random, 0, 0.3);
   }
+  if (chance(random, 0.5)) {
+    machine.host.h2d_cost = between(random, 0.3, 2);
+    machine.host.d2h_cost = between(random, 0.3, 2);
+    machine.host.h2d_weight = between(random, 0.3, 2);
+    machine.host.d2h_weight = between(random, 0.3, 4);
+  }
   return machine;
 }
 

@@ -177,8 +177,8 @@ HardwareSpec sample_hardware() {
   spec.device = {"null", "cuda", 22 * (int64_t{1} << 30), 12345};
   spec.pcie = {{1.0 / 3, 55.5}, {1e-6, 54.25}, 98.1, 200.7, 190.3, 0.36, 0.1 + 0.2};
   spec.collectives = {{1e-5, 101}, {2e-5, 102}, {3e-5, 103}};
-  spec.kernels = {{6e5, 1e-3}, {5e5, 0}, {4e5, 1}, {3e3, 2}, 4100, 5e-6};
-  spec.host = {16, 125 * (int64_t{1} << 30), 172, 117, 4e8, 3e9, 10, 7e8, 6e8, 0.0625, 1.0 / 3};
+  spec.kernels = {{6e5, 1e-3}, {5e5, 0}, {4e5, 1}, {3e3, 2}, 4100, 5e-6, 4e5, 3e5, 2900, 2800};
+  spec.host = {16, 125 * (int64_t{1} << 30), 172, 117, 4e8, 3e9, 10, 7e8, 6e8, 0.0625, 1.0 / 3, 0.7, 0.6, 0.9, 1.5};
   return spec;
 }
 
@@ -255,16 +255,21 @@ TEST_F(HardwareYaml, WhatNeedNotBeMeasuredHasDefaults) {
   HardwareSpec spec = sample_hardware();
   spec.pcie.h2d_loss = spec.pcie.d2h_loss = 0;
   spec.host.stream_loss_h2d = spec.host.stream_loss_d2h = 0;
+  spec.host.h2d_cost = spec.host.d2h_cost = spec.host.h2d_weight = spec.host.d2h_weight = 1;
+  spec.kernels.attention_fwd_gflops = spec.kernels.attention_bwd_gflops = 0;
+  spec.kernels.layer_fwd_gbps = spec.kernels.layer_bwd_gbps = 0;
   spec.host.split_weights_elements_per_s = spec.host.split_moments_elements_per_s = 0;
   std::string text;
   std::istringstream lines(to_yaml(sample_hardware()));
   int dropped = 0;
   for (std::string line; std::getline(lines, line);) {
-    const bool optional = line.find("loss") != std::string::npos || line.find("split") != std::string::npos;
+    const bool optional = std::ranges::any_of(
+        std::array{"loss", "split", "_cost:", "_weight:", "attention", "layer_fwd_gbps", "layer_bwd_gbps"},
+        [&](const char* part) { return line.find(part) != std::string::npos; });
     dropped += optional ? 1 : 0;
     if (!optional) text += line + "\n";
   }
-  EXPECT_EQ(dropped, 6);
+  EXPECT_EQ(dropped, 14);
   EXPECT_EQ(load_hardware_spec(write("hw.yaml", text)), spec);
 }
 

@@ -13,6 +13,7 @@
 #include "model/cost/flops.h"
 #include "runtime/nn/aten_compute.h"
 #include "runtime/nn/counting_allocator.h"
+#include "runtime/nn/matrix_products.h"
 #include "runtime/nn/vector_math.h"
 #include "tests/runtime/nn/fixture.h"
 
@@ -66,6 +67,51 @@ TEST(Cast, RoundsToNearestEvenAndCopies) {
   std::vector<float> copy(65536);
   compute->cast(wide.data(), DType::fp32, copy.data(), DType::fp32, 65536);
   EXPECT_EQ(std::memcmp(copy.data(), wide.data(), 65536 * 4), 0);
+}
+
+TEST(MatrixProducts, AreThoseOfALayersPasses) {
+  const ModelSpec model = llama_model();
+  const auto compute = make_aten_compute(model, make_layout(model), plan_for(model, 1, 8));
+  auto* products = dynamic_cast<MatrixProducts*>(compute.get());
+  ASSERT_NE(products, nullptr);
+  constexpr int64_t kTokens = 3, kInputs = 5, kOutputs = 4;
+  // Small integers: exact in bf16, and every sum in fp32.
+  std::vector<float> x(kTokens * kInputs), slope(kTokens * kOutputs), out(kTokens * kInputs), w(kOutputs * kInputs);
+  std::vector<uint16_t> matrix(w.size());
+  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 7) - 3;
+  for (size_t i = 0; i < slope.size(); ++i) slope[i] = static_cast<float>(i % 5) - 1;
+  for (size_t i = 0; i < w.size(); ++i) {
+    w[i] = static_cast<float>(i % 11) - 4;
+    matrix[i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(w[i]) >> 16);
+  }
+  const auto at = [](const std::vector<float>& m, int64_t row, int64_t column, int64_t width) {
+    return m[static_cast<size_t>(row * width + column)];
+  };
+  products->product(ProductPass::forward, kTokens, kInputs, kOutputs, x.data(), matrix.data(), out.data());
+  for (int64_t t = 0; t < kTokens; ++t) {
+    for (int64_t o = 0; o < kOutputs; ++o) {
+      float sum = 0;
+      for (int64_t i = 0; i < kInputs; ++i) sum += at(x, t, i, kInputs) * at(w, o, i, kInputs);
+      EXPECT_EQ(at(out, t, o, kOutputs), sum);
+    }
+  }
+  products->product(ProductPass::input_gradient, kTokens, kInputs, kOutputs, slope.data(), matrix.data(), out.data());
+  for (int64_t t = 0; t < kTokens; ++t) {
+    for (int64_t i = 0; i < kInputs; ++i) {
+      float sum = 0;
+      for (int64_t o = 0; o < kOutputs; ++o) sum += at(slope, t, o, kOutputs) * at(w, o, i, kInputs);
+      EXPECT_EQ(at(out, t, i, kInputs), sum);
+    }
+  }
+  std::vector<float> gradient(kOutputs * kInputs);
+  products->product(ProductPass::weight_gradient, kTokens, kInputs, kOutputs, slope.data(), x.data(), gradient.data());
+  for (int64_t o = 0; o < kOutputs; ++o) {
+    for (int64_t i = 0; i < kInputs; ++i) {
+      float sum = 0;
+      for (int64_t t = 0; t < kTokens; ++t) sum += at(slope, t, o, kOutputs) * at(x, t, i, kInputs);
+      EXPECT_EQ(at(gradient, o, i, kInputs), sum);
+    }
+  }
 }
 
 // Peak of the c10 allocator over a whole step of one rank, with what the compute object keeps.

@@ -9,6 +9,8 @@
 #include <fstream>
 
 #include "model/base/error.h"
+#include "model/calibration/recalibrate.h"
+#include "model/sim/simulator.h"
 #include "runtime/io/checkpoint_hf.h"
 #include "runtime/io/safetensors.h"
 #include "tests/support/tiny_run.h"
@@ -205,6 +207,28 @@ TEST_F(RunSession, PlansOneAfterAnotherTrainAsOnePlanDoes) {
   EXPECT_EQ(exported(), weights_after(2, Reduction::gpu));
   EXPECT_FALSE(fs::exists(options_.out / "run-1.db"));
   EXPECT_FALSE(fs::exists(options_.out / "report-3.md"));
+}
+
+// What slidedp-plan --calibrate reads: the log says all that it takes to simulate the plan again.
+TEST_F(RunSession, LogHoldsWhatACalibrationNeeds) {
+  options_.steps = 4;
+  ASSERT_EQ(run(), ExitCode::ok);
+  const std::vector<LoggedRun> runs = load_runs(options_.out / "run.db", std::nullopt);
+  ASSERT_EQ(runs.size(), 1u);
+  EXPECT_EQ(runs[0].model.fingerprint(), training_.model().fingerprint());
+  EXPECT_EQ(runs[0].plan.plan.ranks, 2);
+  EXPECT_TRUE(runs[0].cpu_steal_share);
+  ASSERT_EQ(runs[0].steps.size(), 2u) << "of four steps two warm up";
+  EXPECT_EQ(runs[0].steps[0].step, 2);
+  const StepGraph graph = build_step_graph(training_.model(), runs[0].plan.train, runs[0].plan.plan);
+  const BusySeconds predicted = busy_seconds(graph, simulate(graph, runs[0].plan.hardware).timeline);
+  for (const LoggedStep& step : runs[0].steps) {
+    EXPECT_GT(step.step_s, 0);
+    for (size_t group = 0; group < kRateGroups; ++group) {
+      EXPECT_EQ(step.busy_s[group] > 0, predicted[group] > 0) << name(static_cast<RateGroup>(group));
+    }
+  }
+  EXPECT_THAT(disturbance(runs[0]), HasSubstr("2 steps"));
 }
 
 TEST_F(RunSession, StepsAreThoseOfEachPlan) {

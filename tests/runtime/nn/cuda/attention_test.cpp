@@ -54,9 +54,11 @@ class AttentionTest : public NeedsGpu<testing::TestWithParam<AttentionCase>> {
       const nn::AttentionInputs inputs{{data, stride}, {keys, stride}, {keys + c.kv_heads * c.head_dim, stride}};
       attention.forward(context, batch, inputs, bf16_of(out), fp32_of(log_sum_exp));
       gradients = attention.backward(context, batch, inputs, bf16_of(out), fp32_of(log_sum_exp), bf16_of(gpu_slope));
+      copy_reason = attention.copy_reason();
     }
     at::Tensor qkv, slope, gpu_qkv, gpu_slope, out, log_sum_exp;
     nn::AttentionGradients gradients;
+    std::string copy_reason;
   };
 };
 
@@ -78,6 +80,7 @@ at::Tensor reference(const AttentionCase& c, const at::Tensor& qkv) {
 TEST_P(AttentionTest, MatchesFp64) {
   const AttentionCase& c = GetParam();
   const Run run(c);
+  EXPECT_EQ(run.copy_reason, "");
   const at::Tensor qkv = to_double(run.qkv).set_requires_grad(true);
   const at::Tensor out = reference(c, qkv);
   out.backward(to_double(run.slope));

@@ -11,6 +11,7 @@
 #include "model/cost/activations.h"
 #include "runtime/nn/aten_compute.h"
 #include "runtime/nn/cuda/cuda_compute.h"
+#include "runtime/nn/matrix_products.h"
 #include "tests/runtime/nn/cuda/gpu_test.h"
 #include "tests/runtime/nn/fixture.h"
 
@@ -430,6 +431,29 @@ TEST_F(CudaComputeTest, WhatTheKernelsDoNotTakeIsRefused) {
   EXPECT_THROW(make(plan_for(model, kRows, kSeq)), Error);  // fp32
   model.intermediate = 516;
   EXPECT_THROW(make(cuda_plan(model, ActivationPolicy::keep)), Error);
+}
+
+TEST_F(CudaComputeTest, ProductsOnTheirOwn) {
+  const ModelSpec model = qwen3_like();
+  const auto compute =
+      make_cuda_compute(model, make_layout(model), cuda_plan(model, ActivationPolicy::keep), 0, nullptr);
+  auto* products = dynamic_cast<MatrixProducts*>(compute.get());
+  ASSERT_NE(products, nullptr);
+  constexpr int64_t kTokens = 96, kInputs = 128, kOutputs = 192;
+  const at::Tensor x = random_bf16({kTokens, kInputs}, 1), w = random_bf16({kOutputs, kInputs}, 2);
+  const at::Tensor slope = random_bf16({kTokens, kOutputs}, 3);
+  const at::Tensor x_gpu = to_gpu(x), w_gpu = to_gpu(w), slope_gpu = to_gpu(slope);
+  const at::Tensor y = unwritten({kTokens, kOutputs}, at::kBFloat16), dx = unwritten({kTokens, kInputs}, at::kBFloat16);
+  const at::Tensor dw = unwritten({kOutputs, kInputs}, at::kFloat);
+  products->product(ProductPass::forward, kTokens, kInputs, kOutputs, x_gpu.data_ptr(), w_gpu.data_ptr(), y.data_ptr());
+  products->product(ProductPass::input_gradient, kTokens, kInputs, kOutputs, slope_gpu.data_ptr(), w_gpu.data_ptr(),
+                    dx.data_ptr());
+  products->product(ProductPass::weight_gradient, kTokens, kInputs, kOutputs, slope_gpu.data_ptr(), x_gpu.data_ptr(),
+                    dw.data_ptr());
+  // One rounding to bf16 (2^-9 at most), and sums in fp32.
+  EXPECT_LT(relative_error(y, at::matmul(to_double(x), to_double(w).t())), 4e-3);
+  EXPECT_LT(relative_error(dx, at::matmul(to_double(slope), to_double(w))), 4e-3);
+  EXPECT_LT(relative_error(dw, at::matmul(to_double(slope).t(), to_double(x))), 1e-4);
 }
 
 TEST_F(CudaComputeTest, CastRunsOnTheStreamThatTheOptionNames) {

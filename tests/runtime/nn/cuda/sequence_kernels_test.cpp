@@ -76,7 +76,8 @@ struct HeadProblem {
   }
 
   HeadCase c;
-  static constexpr int64_t tokens = 403, table_positions = 512;
+  // So many that every block of the kernels goes several times through its places in shared memory.
+  static constexpr int64_t tokens = 2003, table_positions = 512;
   int64_t width, rotated_width;
   at::Tensor qkv, query_weight, key_weight, positions, cos, sin;
   at::Tensor gpu_qkv, gpu_query_weight, gpu_key_weight, gpu_positions, gpu_cos, gpu_sin;
@@ -115,7 +116,7 @@ TEST_P(RopeKernel, BackwardMatchesFp64) {
   const at::Tensor rstd = unwritten({p.tokens, p.c.heads + p.c.kv_heads}, at::kFloat);
   nn::qk_rope(p.shape(), p.rotation(), p.norm(), bf16_of(p.gpu_qkv), p.width, bf16_of(rotated), p.rotated_width,
               p.c.norm ? fp32_of(rstd) : nullptr, nullptr);
-  const int64_t parts = nn::qk_rope_partial_rows(p.tokens), dim = p.c.head_dim;
+  const int64_t parts = nn::qk_rope_partial_rows(), dim = p.c.head_dim;
   std::vector<at::Tensor> gradients, weight_sums;
   for (const int shift : {0, 1}) {
     gradients.push_back(unwritten({p.tokens, p.width}, at::kBFloat16, shift));
@@ -166,8 +167,9 @@ TEST_P(RopeKernel, PositionOutsideTheTableGivesNan) {
 INSTANTIATE_TEST_SUITE_P(Heads, RopeKernel,
                          testing::Values(HeadCase{32, 8, 128, true}, HeadCase{32, 8, 128, false},
                                          HeadCase{9, 3, 64, false}, HeadCase{5, 1, 64, true}, HeadCase{4, 2, 96, true},
-                                         HeadCase{3, 1, 80, false}, HeadCase{2, 2, 256, true},
-                                         HeadCase{2, 1, 24, true}));
+                                         HeadCase{3, 1, 80, false}, HeadCase{2, 2, 256, true}, HeadCase{2, 1, 24, true},
+                                         // More heads than a block takes.
+                                         HeadCase{64, 8, 128, true}));
 
 class EmbeddingKernel : public NeedsGpu<> {};
 
