@@ -371,7 +371,7 @@ class Search {
   // With several waves a landing ring of two layers holds only a few large chunks and stalls, so it is smaller there.
   const Combination& representative(const std::vector<Combination>& variants) const {
     const int64_t largest = variants.back().chunk_elements;
-    const int64_t most = variants.front().waves > 1 ? problem_.layout.units[1].elements / 8 : largest;
+    const int64_t most = variants.front().waves > 1 ? problem_.layout.units[1].elements / 32 : largest;
     const Combination* chosen = &variants.front();
     for (const Combination& variant : variants) {
       const bool allowed = variant.chunk_elements < largest && variant.chunk_elements <= most;

@@ -123,7 +123,12 @@ void Builder::emit_untouched(size_t chunk) {
   touch_head_gradient(task);
   touch_accumulator(task, AccessMode::read);
   touch_partials(task, AccessMode::write);
-  if (eager) return touch_state(task, UpdatePart::whole);
+  if (eager) {
+    // With several waves the layers' updates and the head's accumulation free places that copies wait for; these do
+    // not.
+    if (several) task.need += 4 * total_chunks_;
+    return touch_state(task, UpdatePart::whole);
+  }
   task.need += 3 * total_chunks_;
   if (task.work.host_read_bytes == 0) task.work.elements = 0;  // no gradient at all: only the partial sums are zeroed
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <map>
 #include <set>
 #include <tuple>
@@ -424,6 +425,34 @@ TEST(StepGraph, MomentsAreFormedInLandingOrder) {
     landed.resize(landed.size() - graph.chunks.front().size());
   }
   EXPECT_TRUE(std::is_sorted(landed.begin(), landed.end()));
+}
+
+// Several waves land in a ring. What frees its places is worked on before the untouched rows, whose update frees none.
+TEST(StepGraph, UntouchedRowsLeaveTheRingToTheOthers) {
+  RandomProblem problem(1);
+  problem.model.hidden = 64;
+  problem.model.vocabulary = 1000;
+  problem.model.tied = true;
+  Plan& plan = problem.plan;
+  plan.waves = 2;
+  plan.update = UpdatePolicy::eager;
+  plan.landing_slots = 3;
+  plan.chunk_elements = 1000;
+  plan.vocabulary_rows = VocabularyRows::touched;
+  plan.model = problem.model.fingerprint();
+  problem.train.batch_rows = plan.batch_rows();
+  problem.train.max_grad_norm = 0;
+  const StepGraph graph = build(problem);
+  int32_t least_untouched = std::numeric_limits<int32_t>::max(), most_landed = 0;
+  for (const Task& task : graph.tasks) {
+    if (task.kind == TaskKind::update && task.rows == Rows::untouched) {
+      least_untouched = std::min(least_untouched, task.need);
+    } else if ((task.kind == TaskKind::update || task.kind == TaskKind::host_accumulate) && task.work.sources > 0) {
+      most_landed = std::max(most_landed, task.need);
+    }
+  }
+  EXPECT_LT(most_landed, least_untouched);
+  EXPECT_LT(least_untouched, std::numeric_limits<int32_t>::max());
 }
 
 // Every layer that saves has an area a micro-batch, of its policy's size; those that recompute share one.
