@@ -140,8 +140,22 @@ class Bench {
     }
   }
 
-  // Rates while all that shall run does.
+  // Rates while all that shall run does. Where other programs hold the cores, a lane may be done before another starts:
+  // then once more.
   TogetherRates run(const Together& running) {
+    constexpr int kTries = 20;
+    for (int i = 0; i < kTries; ++i) {
+      if (const auto rates = attempt(running)) return *rates;
+    }
+    failf(
+        "host.contention: copies and updates that started together did not run at the same time, {} times in a row; "
+        "measure while nothing else uses this machine.",
+        kTries);
+  }
+
+ private:
+  // Nothing if the time in which all of it runs is empty.
+  std::optional<TogetherRates> attempt(const Together& running) {
     const std::array<bool, 2> wanted{running.h2d, running.d2h};
     std::optional<AdamTeam> team;
     if (running.adam_threads > 0) team.emplace(slices_.at(running.adam_threads));
@@ -166,6 +180,7 @@ class Bench {
     };
     std::for_each(copied.begin(), copied.end(), narrow);
     std::for_each(updated.begin(), updated.end(), narrow);
+    if (!(begin < end)) return std::nullopt;
     TogetherRates rates;
     if (running.h2d) rates.h2d_gbps = rate_between(copied[0], begin, end) / kGiga;
     if (running.d2h) rates.d2h_gbps = rate_between(copied[1], begin, end) / kGiga;
@@ -173,7 +188,6 @@ class Bench {
     return rates;
   }
 
- private:
   int64_t piece_;
   double window_s_;
   Backend backend_;
