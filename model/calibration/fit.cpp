@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "model/base/error.h"
+#include "model/calibration/measurement.h"
 
 namespace slidedp {
 namespace {
@@ -48,13 +49,6 @@ constexpr double kOutlierSigmas = 2.0;
 constexpr double kMinLossScale = 1e-3;
 // Scale of the first pass, before the samples' own noise is known: 5 %.
 constexpr double kFirstLossScale = 0.05;
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  if (values.size() % 2 == 1) return *middle;
-  return (*middle + *std::max_element(values.begin(), middle)) / 2;
-}
 
 class AffineProblem {
  public:

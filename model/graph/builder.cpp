@@ -9,6 +9,7 @@
 #include "model/graph/dependencies.h"
 
 namespace slidedp {
+
 Builder::Builder(const ModelSpec& model, const TrainSpec& train, const Plan& plan, int alike) : model_(model) {
   graph_.plan = plan;
   graph_.alike = alike;
