@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "model/base/error.h"
-#include "model/sim/fair_share.h"
+#include "model/sim/machine_resources.h"
 
 namespace slidedp {
 namespace {
@@ -29,46 +29,30 @@ constexpr double kThreadPull = 0.05;
 // The robust loss treats residuals well beyond this as outliers: a median of repeats is within a few percent.
 constexpr double kLossScale = 0.1;
 
-enum Id : ResourceId { kH2d, kD2h, kDuplex, kStream, kDram, kRootH2d, kRootD2h, kCores };
-
-std::vector<Resource> resources_of(const HardwareSpec& hardware) {
-  const PcieSpec& pcie = hardware.pcie;
-  const HostSpec& host = hardware.host;
-  return {{"h2d link", pcie.h2d.gbps * kGiga, {{kStream, pcie.h2d_loss}}},
-          {"d2h link", pcie.d2h.gbps * kGiga, {{kStream, pcie.d2h_loss}}},
-          {"duplex link", pcie.duplex_gbps * kGiga},
-          {"CPU streaming",
-           host.cpu_stream_gbps * kGiga,
-           {{kRootH2d, host.stream_loss_h2d}, {kRootD2h, host.stream_loss_d2h}}},
-          {"host DRAM", host.dram_gbps * kGiga},
-          {"root h2d", pcie.root_h2d_gbps * kGiga},
-          {"root d2h", pcie.root_d2h_gbps * kGiga},
-          {"CPU cores", static_cast<double>(host.cores)}};
-}
-
-// Tasks of one kind run at the least of what they can do alone and of every resource that they use. All that are alike
-// share alike, as one task that wants so many times as much.
+// Tasks of one kind, each of one byte. All that are alike share alike, as one task that wants so many times as much.
 struct Tasks {
-  std::vector<Load> loads;
-  double rate, weight;
+  int count;
+  TaskCost one;
+  double rate() const { return count / one.solo_s; }  // of all, alone
+  std::vector<Load> loads() const {
+    std::vector<Load> loads;
+    for (const Demand& demand : one.demands) loads.push_back({demand.resource, demand.amount * rate()});
+    return loads;
+  }
 };
 
-// `cost`, `weight`: of the direction, see HostSpec.
-Tasks copy_tasks(const std::vector<Resource>& resources, ResourceId link, ResourceId root, double cost, double weight,
-                 bool cpu_backend) {
-  double rate = resources[kDram].capacity / cost;
-  for (const ResourceId id : {link, root, static_cast<ResourceId>(kDuplex)}) {
-    rate = std::min(rate, resources[static_cast<size_t>(id)].capacity);
-  }
-  Tasks tasks{{{link, rate}, {root, rate}, {kDuplex, rate}, {kDram, cost * rate}}, rate, weight};
-  if (cpu_backend) tasks.loads.push_back({kCores, 1});
+Tasks copies(const MachineResources& machine, bool host_to_device) {
+  Tasks tasks{1, {}};
+  machine.add_copy(tasks.one, host_to_device, 0, 1, 1);
+  machine.add_lane_threads(tasks.one, 1);
   return tasks;
 }
 
-Tasks adam_tasks(const std::vector<Resource>& resources, const HardwareSpec& hardware, int count) {
-  const double rate = count * std::min({hardware.host.adam_elements_per_s * kAdamBytes, resources[kStream].capacity,
-                                        resources[kDram].capacity});
-  return {{{kStream, rate}, {kDram, rate}, {kCores, static_cast<double>(count)}}, rate, 1};
+Tasks adam(const MachineResources& machine, const HardwareSpec& hardware, int threads) {
+  Tasks tasks{threads, {}};
+  tasks.one.solo_s = 1 / (hardware.host.adam_elements_per_s * kAdamBytes);
+  machine.add_host_stream(tasks.one, 1);
+  return tasks;
 }
 
 void check(std::span<const ContentionSample> samples) {
@@ -276,26 +260,21 @@ HardwareSpec with_contention(HardwareSpec hardware, const ContentionLaw& law) {
 }
 
 TogetherRates predict_together(const HardwareSpec& hardware, const Together& running) {
-  const std::vector<Resource> resources = resources_of(hardware);
-  const HostSpec& host = hardware.host;
-  const bool cpu_backend = hardware.device.backend == "cpu";
+  const MachineResources machine(hardware, 1, 1);
   std::vector<Tasks> tasks;
-  if (running.h2d) {
-    tasks.push_back(copy_tasks(resources, kH2d, kRootH2d, host.h2d_cost, host.h2d_weight, cpu_backend));
-  }
-  if (running.d2h) {
-    tasks.push_back(copy_tasks(resources, kD2h, kRootD2h, host.d2h_cost, host.d2h_weight, cpu_backend));
-  }
-  if (running.adam_threads > 0) tasks.push_back(adam_tasks(resources, hardware, running.adam_threads));
-  std::vector<std::span<const Load>> loads;
+  if (running.h2d) tasks.push_back(copies(machine, true));
+  if (running.d2h) tasks.push_back(copies(machine, false));
+  if (running.adam_threads > 0) tasks.push_back(adam(machine, hardware, running.adam_threads));
+  std::vector<std::vector<Load>> loads;
   std::vector<double> weights;
-  for (const Tasks& one : tasks) {
-    loads.emplace_back(one.loads);
-    weights.push_back(one.weight);
+  for (const Tasks& alike : tasks) {
+    loads.push_back(alike.loads());
+    weights.push_back(alike.one.weight);
   }
+  const std::vector<std::span<const Load>> views(loads.begin(), loads.end());
   std::vector<double> speeds(tasks.size());
-  FairShare(resources).share(loads, speeds, weights);
-  const auto gbps = [&](size_t i) { return speeds[i] * tasks[i].rate / kGiga; };
+  FairShare(machine.all()).share(views, speeds, weights);
+  const auto gbps = [&](size_t i) { return speeds[i] * tasks[i].rate() / kGiga; };
   TogetherRates rates;
   size_t next = 0;
   if (running.h2d) rates.h2d_gbps = gbps(next++);

@@ -11,6 +11,7 @@
 
 #include "model/calibration/contention_fit.h"
 #include "model/calibration/fills.h"
+#include "model/calibration/measurement.h"
 #include "model/cost/layer_work.h"
 
 namespace slidedp {
@@ -52,19 +53,20 @@ void expect_recovered(const std::string& key, const HardwareSpec& machine,
   std::map<std::string, double> truth;
   for (const NamedValue& value : named_values(machine)) truth[value.field] = value.value;
   std::map<std::string, int> recovered;
-  std::map<std::string, double> errors;
+  std::map<std::string, std::vector<double>> errors;
   for (unsigned seed = 0; seed < kSeeds; ++seed) {
     Sampler sampler(seed);
     HardwareSpec spec = machine;
     for (const Finding& finding : fill_fields(key, {1, 16}, measure(sampler), spec)) {
       recovered[finding.field] += std::abs(finding.value - truth.at(finding.field)) <= 3 * finding.standard_error;
-      errors[finding.field] += finding.standard_error / std::abs(truth.at(finding.field)) / kSeeds;
+      errors[finding.field].push_back(finding.standard_error / std::abs(truth.at(finding.field)));
     }
   }
   ASSERT_FALSE(recovered.empty());
   for (const auto& [field, count] : recovered) {
     EXPECT_GE(count, kSeeds * 95 / 100) << field;
-    EXPECT_LT(errors.at(field), largest_error) << field << ": errors so large would excuse anything";
+    // Not the mean: the samples of some seeds do not feel a weight, whose error is then larger than the value.
+    EXPECT_LT(median(errors.at(field)), largest_error) << field << ": errors so large would excuse anything";
   }
 }
 

@@ -1,0 +1,94 @@
+#include "model/sim/machine_resources.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "model/base/format.h"
+
+namespace slidedp {
+namespace {
+
+constexpr int kHostResources = 5;
+constexpr int kRankResources = 4;
+constexpr double kGiga = 1e9;
+
+std::vector<Loss> losses(std::vector<Loss> all) {
+  std::erase_if(all, [](const Loss& loss) { return loss.share == 0; });
+  return all;
+}
+
+}  // namespace
+
+double needed(double rate, const char* key) {
+  if (!(rate > 0)) {
+    failf(
+        "The hardware profile's {} is {}, but this plan needs it: measure the machine with slidedp-profile, or set "
+        "the key to a positive rate.",
+        key, rate);
+  }
+  return rate;
+}
+
+MachineResources::MachineResources(const HardwareSpec& hardware, int ranks, int alike)
+    : hardware_(&hardware), alike_(alike) {
+  const PcieSpec& pcie = hardware.pcie;
+  const HostSpec& host = hardware.host;
+  resources_ = {{"root h2d", pcie.root_h2d_gbps * kGiga},
+                {"root d2h", pcie.root_d2h_gbps * kGiga},
+                {"host DRAM", host.dram_gbps * kGiga},
+                {"CPU streaming", host.cpu_stream_gbps * kGiga,
+                 losses({{id(HostResource::root_h2d), host.stream_loss_h2d},
+                         {id(HostResource::root_d2h), host.stream_loss_d2h}})},
+                {"CPU cores", static_cast<double>(host.cores)}};
+  for (int rank = 0; rank < ranks; ++rank) {
+    resources_.push_back({fmt::format("rank {} compute units", rank), 1.0});
+    resources_.push_back({fmt::format("rank {} h2d link", rank), pcie.h2d.gbps * kGiga,
+                          losses({{id(HostResource::cpu_stream), pcie.h2d_loss}})});
+    resources_.push_back({fmt::format("rank {} d2h link", rank), pcie.d2h.gbps * kGiga,
+                          losses({{id(HostResource::cpu_stream), pcie.d2h_loss}})});
+    resources_.push_back({fmt::format("rank {} duplex link", rank), pcie.duplex_gbps * kGiga});
+  }
+}
+
+ResourceId MachineResources::id(RankResource resource, int rank) const {
+  return kHostResources + rank * kRankResources + static_cast<int>(resource);
+}
+
+// `times`: as many ranks do it at the same time.
+void MachineResources::add(TaskCost& cost, ResourceId id, double amount, const char* key, int times) const {
+  if (amount <= 0) return;
+  const double capacity = needed(resources_[static_cast<size_t>(id)].capacity, key);
+  cost.demands.push_back({id, times * amount});
+  cost.solo_s = std::max(cost.solo_s, amount / capacity);
+}
+
+void MachineResources::add_copy(TaskCost& cost, bool host_to_device, int rank, double link_bytes,
+                                double memory_bytes) const {
+  const HostSpec& host = hardware_->host;
+  if (host_to_device) {
+    add(cost, id(RankResource::h2d_link, rank), link_bytes, "pcie.h2d.gbps");
+    add(cost, id(HostResource::root_h2d), link_bytes, "pcie.root_h2d_gbps", alike_);
+  } else {
+    add(cost, id(RankResource::d2h_link, rank), link_bytes, "pcie.d2h.gbps");
+    add(cost, id(HostResource::root_d2h), link_bytes, "pcie.root_d2h_gbps", alike_);
+  }
+  add(cost, id(RankResource::duplex, rank), link_bytes, "pcie.duplex_gbps");
+  const double memory_cost = host_to_device ? host.h2d_cost : host.d2h_cost;
+  add(cost, id(HostResource::dram), memory_cost * memory_bytes, "host.dram_gbps", alike_);
+  cost.weight = host_to_device ? host.h2d_weight : host.d2h_weight;
+}
+
+void MachineResources::add_host_stream(TaskCost& cost, double bytes) const {
+  add(cost, id(HostResource::cpu_stream), bytes, "host.cpu_stream_gbps");
+  add(cost, id(HostResource::dram), bytes, "host.dram_gbps");
+  add(cost, id(HostResource::cores), cost.solo_s, "host.cores");
+}
+
+void MachineResources::add_lane_threads(TaskCost& cost, double threads) const {
+  if (hardware_->device.backend != "cpu") return;
+  // Threads beyond the cores do no further work, so they demand no more than there is.
+  const double cores = std::clamp(threads, 1.0, std::max(1.0, static_cast<double>(hardware_->host.cores)));
+  add(cost, id(HostResource::cores), cores * cost.solo_s, "host.cores", alike_);
+}
+
+}  // namespace slidedp
