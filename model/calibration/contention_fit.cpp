@@ -18,13 +18,13 @@ namespace {
 
 constexpr double kGiga = 1e9;
 
-// Bounds of costs and weights, so wide that only samples without meaning reach them.
-constexpr double kLeastFactor = 0.05, kMostFactor = 20;
-// Weight of the distance from what is taken for granted (costs and weights of 1, caps as seen) among the residuals:
-// leads what no sample feels there, and biases the others by far less than any measurement.
+// Bounds, so wide that only samples without meaning reach them: of the headroom, of a slowdown beside 1e11 bytes/s, and
+// of the factor on a thread's rate.
+constexpr double kMostHeadroom = 3, kMostSlowdown = 10, kMostFactor = 20;
+// Weight of the distance from what is taken for granted (no contention) among the residuals: leads what no sample feels
+// there, and biases the others by far less than any measurement.
 constexpr double kPull = 1e-3;
-// The same for Adam's rate: where all its threads together are always more than enough, their rate and the copies'
-// weights cannot be told apart, and a thread alone has been measured.
+// The same for Adam's rate, which one thread alone has shown.
 constexpr double kThreadPull = 0.05;
 // The robust loss treats residuals well beyond this as outliers: a median of repeats is within a few percent.
 constexpr double kLossScale = 0.1;
@@ -80,48 +80,37 @@ int rates_of(const ContentionSample& sample) {
   return int{sample.running.h2d} + int{sample.running.d2h} + int{sample.running.adam_threads > 0};
 }
 
-// The fitted numbers, as logarithms of factors on what is taken for granted: one size of step suits all.
-enum Parameter { kCap, kController, kThread, kCostH2d, kCostD2h, kWeightH2d, kWeightD2h };
-constexpr int kParameters = 7;
+// The fitted numbers. The first are logarithms: of the factor on a thread's rate, and the headrooms.
+enum Parameter {
+  kThread,
+  kHeadroomH2d,
+  kHeadroomD2h,
+  kH2dBesideStreams,
+  kH2dBesideCopies,
+  kD2hBesideStreams,
+  kD2hBesideCopies,
+  kStreamsBesideStreams,
+  kStreamsBesideH2d,
+  kStreamsBesideD2h
+};
+constexpr int kParameters = 10;
 using Values = std::array<double, kParameters>;
 
-// What is taken for granted. The controller's cap is a multiple of the streams'.
-struct Scales {
-  double stream_gbps = 0, adam_elements_per_s = 0, controller = 1;
-};
-
-Scales scales_of(std::span<const ContentionSample> samples, const HardwareSpec& hardware, bool caps) {
-  Scales scales{hardware.host.cpu_stream_gbps, hardware.host.adam_elements_per_s};
-  // A cap that was seen elsewhere, in other memory, counts only where Adam alone was not looked at here.
-  if (caps) {
-    scales.stream_gbps = 0;
-    for (const ContentionSample& sample : samples) {
-      scales.stream_gbps = std::max(scales.stream_gbps, sample.measured.adam_gbps);
-    }
-  } else {
-    scales.controller = std::max(1.0, hardware.host.dram_gbps / scales.stream_gbps);
-  }
-  return scales;
-}
-
-ContentionLaw law_of(const double* values, const Scales& scales) {
+ContentionLaw law_of(const double* values, const HardwareSpec& hardware) {
   ContentionLaw law;
-  law.cpu_stream_gbps = std::exp(values[kCap]) * scales.stream_gbps;
-  law.dram_gbps = std::exp(values[kController]) * scales.controller * law.cpu_stream_gbps;
-  law.adam_elements_per_s = std::exp(values[kThread]) * scales.adam_elements_per_s;
-  law.h2d_cost = std::exp(values[kCostH2d]);
-  law.d2h_cost = std::exp(values[kCostD2h]);
-  law.h2d_weight = std::exp(values[kWeightH2d]);
-  law.d2h_weight = std::exp(values[kWeightD2h]);
+  law.adam_elements_per_s = std::exp(values[kThread]) * hardware.host.adam_elements_per_s;
+  ContentionSpec& contention = law.contention;
+  contention.h2d = {std::exp(values[kHeadroomH2d]), values[kH2dBesideStreams], values[kH2dBesideCopies]};
+  contention.d2h = {std::exp(values[kHeadroomD2h]), values[kD2hBesideStreams], values[kD2hBesideCopies]};
+  contention.streams = {values[kStreamsBesideStreams], values[kStreamsBesideH2d], values[kStreamsBesideD2h]};
   return law;
 }
 
 struct SampleResidual {
   const ContentionSample& sample;
   const HardwareSpec& hardware;
-  const Scales& scales;
   bool operator()(const double* values, double* residuals) const {
-    const std::vector<double> errors = log_errors(sample, with_contention(hardware, law_of(values, scales)));
+    const std::vector<double> errors = log_errors(sample, with_contention(hardware, law_of(values, hardware)));
     std::copy(errors.begin(), errors.end(), residuals);
     return true;
   }
@@ -139,18 +128,15 @@ struct Pull {
 class ContentionProblem {
  public:
   ContentionProblem(std::span<const ContentionSample> samples, const HardwareSpec& hardware)
-      : samples_(samples), hardware_(hardware) {
-    for (const ContentionSample& sample : samples) {
-      const Together& running = sample.running;
-      if (running.adam_threads > 0 && !running.h2d && !running.d2h) caps_ = true;
-    }
-    scales_ = scales_of(samples, hardware, caps_);
+      : samples_(samples), hardware_(without_memory_caps(hardware)) {
+    // Everything contends a little at the start: a copy within its headroom has no slope to follow.
+    values_.fill(0.3);
+    values_[kThread] = 0;
+    values_[kHeadroomH2d] = values_[kHeadroomD2h] = std::log(1.05);
+    build();
   }
 
   void solve() {
-    // Copies cost enough at the start to fill the controller: one that is not full has no slope to follow.
-    values_ = {0, 0, 0, 0, 0, 0, 0};
-    build();
     ceres::Solver::Options options;
     options.linear_solver_type = ceres::DENSE_QR;
     options.max_num_iterations = 200;
@@ -163,13 +149,7 @@ class ContentionProblem {
 
   ContentionFit result() const {
     ContentionFit fit;
-    static_cast<ContentionLaw&>(fit) = law_of(values_.data(), scales_);
-    fit.caps = caps_;
-    if (!caps_) {
-      fit.cpu_stream_gbps = hardware_.host.cpu_stream_gbps;
-      fit.dram_gbps = hardware_.host.dram_gbps;
-      fit.adam_elements_per_s = hardware_.host.adam_elements_per_s;
-    }
+    static_cast<ContentionLaw&>(fit) = law_of(values_.data(), hardware_);
     double squares = 0;
     int count = 0;
     const HardwareSpec fitted = with_contention(hardware_, fit);
@@ -177,8 +157,7 @@ class ContentionProblem {
       for (const double error : log_errors(sample, fitted)) squares += error * error, ++count;
     }
     fit.residual_rms_log = std::sqrt(squares / count);
-    const int free = caps_ ? kParameters : kParameters - 3;
-    fit.standard_error = errors(std::sqrt(squares / std::max(count - free, 1)), fit);
+    fit.standard_error = errors(std::sqrt(squares / std::max(count - kParameters, 1)), fit);
     return fit;
   }
 
@@ -190,18 +169,17 @@ class ContentionProblem {
       if (rates_of(sample) == 0) continue;
       problem_->AddResidualBlock(
           new ceres::NumericDiffCostFunction<SampleResidual, ceres::CENTRAL, ceres::DYNAMIC, kParameters>(
-              new SampleResidual{sample, hardware_, scales_}, ceres::TAKE_OWNERSHIP, rates_of(sample)),
+              new SampleResidual{sample, hardware_}, ceres::TAKE_OWNERSHIP, rates_of(sample)),
           new ceres::CauchyLoss(kLossScale), values_.data());
     }
     for (int i = 0; i < kParameters; ++i) {
       problem_->AddResidualBlock(new ceres::AutoDiffCostFunction<Pull, 1, kParameters>(new Pull{i}), nullptr,
                                  values_.data());
-      problem_->SetParameterLowerBound(values_.data(), i, i == kController ? 0 : std::log(kLeastFactor));
-      problem_->SetParameterUpperBound(values_.data(), i, std::log(kMostFactor));
-    }
-    if (!caps_) {
-      problem_->SetManifold(values_.data(),
-                            new ceres::SubsetManifold(kParameters, std::vector<int>{kCap, kController, kThread}));
+      problem_->SetParameterLowerBound(values_.data(), i, i == kThread ? -std::log(kMostFactor) : 0);
+      problem_->SetParameterUpperBound(values_.data(), i,
+                                       i == kThread                             ? std::log(kMostFactor)
+                                       : i == kHeadroomH2d || i == kHeadroomD2h ? std::log(kMostHeadroom)
+                                                                                : kMostSlowdown);
     }
   }
 
@@ -218,27 +196,16 @@ class ContentionProblem {
     if (covariance.Compute(wanted, problem_.get()) &&
         covariance.GetCovarianceBlock(values_.data(), values_.data(), block.data())) {
       for (size_t i = 0; i < kParameters; ++i) error[i] = sigma * std::sqrt(block[i * kParameters + i]);
-      // Of the product of the streams' cap and the multiple.
-      error[kController] =
-          sigma * std::sqrt(std::max(block[kCap * kParameters + kCap] + block[kController * kParameters + kController] +
-                                         2 * block[kCap * kParameters + kController],
-                                     0.0));
     }
-    ContentionLaw result;
-    result.cpu_stream_gbps = error[kCap] * law.cpu_stream_gbps;
-    result.dram_gbps = error[kController] * law.dram_gbps;
+    ContentionLaw result = law_of(error.data(), hardware_);
     result.adam_elements_per_s = error[kThread] * law.adam_elements_per_s;
-    result.h2d_cost = error[kCostH2d] * law.h2d_cost;
-    result.d2h_cost = error[kCostD2h] * law.d2h_cost;
-    result.h2d_weight = error[kWeightH2d] * law.h2d_weight;
-    result.d2h_weight = error[kWeightD2h] * law.d2h_weight;
+    result.contention.h2d.headroom = error[kHeadroomH2d] * law.contention.h2d.headroom;
+    result.contention.d2h.headroom = error[kHeadroomD2h] * law.contention.d2h.headroom;
     return result;
   }
 
   std::span<const ContentionSample> samples_;
-  const HardwareSpec& hardware_;
-  bool caps_ = false;
-  Scales scales_;
+  HardwareSpec hardware_;
   Values values_{};
   std::unique_ptr<ceres::Problem> problem_;  // refers to values_
 };
@@ -246,16 +213,14 @@ class ContentionProblem {
 }  // namespace
 
 HardwareSpec with_contention(HardwareSpec hardware, const ContentionLaw& law) {
-  HostSpec& host = hardware.host;
-  hardware.pcie.h2d_loss = hardware.pcie.d2h_loss = 0;
-  host.stream_loss_h2d = host.stream_loss_d2h = 0;
-  host.cpu_stream_gbps = law.cpu_stream_gbps;
-  host.dram_gbps = law.dram_gbps;
-  host.adam_elements_per_s = law.adam_elements_per_s;
-  host.h2d_cost = law.h2d_cost;
-  host.d2h_cost = law.d2h_cost;
-  host.h2d_weight = law.h2d_weight;
-  host.d2h_weight = law.d2h_weight;
+  hardware.contention = law.contention;
+  hardware.host.adam_elements_per_s = law.adam_elements_per_s;
+  return hardware;
+}
+
+HardwareSpec without_memory_caps(HardwareSpec hardware) {
+  constexpr double kNeverReached = 1e9;
+  hardware.host.cpu_stream_gbps = hardware.host.dram_gbps = kNeverReached;
   return hardware;
 }
 
@@ -266,14 +231,10 @@ TogetherRates predict_together(const HardwareSpec& hardware, const Together& run
   if (running.d2h) tasks.push_back(copies(machine, false));
   if (running.adam_threads > 0) tasks.push_back(adam(machine, hardware, running.adam_threads));
   std::vector<std::vector<Load>> loads;
-  std::vector<double> weights;
-  for (const Tasks& alike : tasks) {
-    loads.push_back(alike.loads());
-    weights.push_back(alike.one.weight);
-  }
+  for (const Tasks& alike : tasks) loads.push_back(alike.loads());
   const std::vector<std::span<const Load>> views(loads.begin(), loads.end());
   std::vector<double> speeds(tasks.size());
-  FairShare(machine.all()).share(views, speeds, weights);
+  FairShare(machine.all()).share(views, speeds);
   const auto gbps = [&](size_t i) { return speeds[i] * tasks[i].rate() / kGiga; };
   TogetherRates rates;
   size_t next = 0;

@@ -1,5 +1,4 @@
-// Fit of how copies and the CPU's streams share the memory controller (HardwareSpec: host.cpu_stream_gbps, dram_gbps,
-// h2d_cost, d2h_cost, h2d_weight, d2h_weight).
+// Fit of how copies and the CPU's streams slow each other (HardwareSpec: contention, host.adam_elements_per_s).
 #pragma once
 
 #include <span>
@@ -24,8 +23,7 @@ struct TogetherRates {
 // Bytes of host memory that an update of one element reads and writes: hi, lo, m and v both ways, one bf16 gradient.
 inline constexpr double kAdamBytes = 2 * 12 + 2;
 
-// As the simulator shares one rank's links, the memory controller, the CPU's streams and (on the CPU backend) the
-// cores.
+// As the simulator shares one rank's links, the memory and (on the CPU backend) the cores.
 TogetherRates predict_together(const HardwareSpec& hardware, const Together& running);
 
 struct ContentionSample {
@@ -33,28 +31,26 @@ struct ContentionSample {
   TogetherRates measured;  // > 0 for what runs
 };
 
-// The fields of HostSpec that contention decides, by their names there.
 struct ContentionLaw {
-  double cpu_stream_gbps = 0, dram_gbps = 0;
-  double adam_elements_per_s = 0;  // of one of several threads
-  double h2d_cost = 1, d2h_cost = 1;
-  double h2d_weight = 1, d2h_weight = 1;
+  ContentionSpec contention;
+  double adam_elements_per_s = 0;  // of one thread that nothing slows
 };
 
 struct ContentionFit : ContentionLaw {
-  // Of a value that no sample feels: larger than the value.
+  // Of a value that no sample feels: larger than the value, or than 1.
   ContentionLaw standard_error;
   double residual_rms_log = 0;  // of all measured rates; 0.05 means about 5 %
-  // Whether the caps and Adam's rate were fitted: there are samples of Adam alone. Otherwise they are the hardware's.
-  bool caps = false;
 };
 
-// The law that fits all samples best, alone and together, residuals in log rate, over the link rates of `hardware`
-// (without losses). A cost or weight that the samples say nothing about is 1. Throws Error for no samples or a rate
-// that is not positive.
+// The law that fits all samples best, alone and together, residuals in log rate, over the link rates of `hardware`.
+// What the samples say nothing about stays as if nothing contended; Adam's rate then is the hardware's. The caps of the
+// CPU's streams and of host DRAM do not count: they are the largest rates seen, which the samples themselves decide.
+// Throws Error for no samples or a rate that is not positive.
 ContentionFit fit_contention(std::span<const ContentionSample> samples, const HardwareSpec& hardware);
 
-// `hardware` with the fitted law, which takes the place of its losses.
+// `hardware` with the fitted law.
 HardwareSpec with_contention(HardwareSpec hardware, const ContentionLaw& law);
+// With caps that nothing reaches.
+HardwareSpec without_memory_caps(HardwareSpec hardware);
 
 }  // namespace slidedp

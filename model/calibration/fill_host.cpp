@@ -109,6 +109,30 @@ std::vector<ContentionSample> contention_samples(Measured measured) {
   return result;
 }
 
+namespace {
+
+// The largest rates that were seen: caps of what the law says of more threads, ranks and links than were measured.
+// `spread`: of one rate, relative.
+Found take_memory_caps(Measured measured, double spread, HardwareSpec& spec) {
+  double streams = 0, all = 0;
+  for (const ContentionSample& sample : contention_samples(measured)) {
+    const bool alone = !sample.running.h2d && !sample.running.d2h;
+    if (alone) streams = std::max(streams, sample.measured.adam_gbps);
+    all = std::max(all, sample.measured.sum());
+  }
+  Found found;
+  const auto raise = [&](double& cap, double seen, const char* field) {
+    if (seen <= cap) return;
+    cap = seen;
+    found.push_back({field, cap, "GB/s", spread * cap});
+  };
+  raise(spec.host.cpu_stream_gbps, streams, "host.cpu_stream_gbps");
+  raise(spec.host.dram_gbps, all, "host.dram_gbps");
+  return found;
+}
+
+}  // namespace
+
 Found fill_host_contention(const FillFacts&, Measured measured, HardwareSpec& spec) {
   const ContentionFit fit = fit_contention(contention_samples(measured), spec);
   spec = with_contention(spec, fit);
@@ -117,13 +141,20 @@ Found fill_host_contention(const FillFacts&, Measured measured, HardwareSpec& sp
     found.push_back({field, value, unit, error});
   };
   const ContentionLaw& error = fit.standard_error;
-  add("host.cpu_stream_gbps", fit.cpu_stream_gbps, "GB/s", error.cpu_stream_gbps);
-  add("host.dram_gbps", fit.dram_gbps, "GB/s", error.dram_gbps);
   add("host.adam_elements_per_s", fit.adam_elements_per_s, "elements/s", error.adam_elements_per_s);
-  add("host.h2d_cost", fit.h2d_cost, "", error.h2d_cost);
-  add("host.d2h_cost", fit.d2h_cost, "", error.d2h_cost);
-  add("host.h2d_weight", fit.h2d_weight, "", error.h2d_weight);
-  add("host.d2h_weight", fit.d2h_weight, "", error.d2h_weight);
+  const auto add_copies = [&](const std::string& direction, const CopyContention& copies,
+                              const CopyContention& errors) {
+    const std::string prefix = "contention." + direction + ".";
+    found.push_back({prefix + "headroom", copies.headroom, "", errors.headroom});
+    found.push_back({prefix + "beside_streams", copies.beside_streams, "", errors.beside_streams});
+    found.push_back({prefix + "beside_copies", copies.beside_copies, "", errors.beside_copies});
+  };
+  add_copies("h2d", fit.contention.h2d, error.contention.h2d);
+  add_copies("d2h", fit.contention.d2h, error.contention.d2h);
+  const StreamContention &streams = fit.contention.streams, &off = error.contention.streams;
+  add("contention.streams.beside_streams", streams.beside_streams, "", off.beside_streams);
+  add("contention.streams.beside_h2d", streams.beside_h2d, "", off.beside_h2d);
+  add("contention.streams.beside_d2h", streams.beside_d2h, "", off.beside_d2h);
   FitSummary& summary = found.front().fit.emplace();
   summary.what = "host.contention";
   summary.samples = static_cast<int>(measured.size());
@@ -131,8 +162,10 @@ Found fill_host_contention(const FillFacts&, Measured measured, HardwareSpec& sp
   constexpr double kMostResidual = 0.08;
   if (fit.residual_rms_log > kMostResidual) {
     summary.structured = true;
-    found.back().note = "host.contention: the law describes the rates badly; was the machine idle otherwise?";
+    found.front().note = "host.contention: the law describes the rates badly; was the machine idle otherwise?";
   }
+  Found caps = take_memory_caps(measured, fit.residual_rms_log, spec);
+  std::move(caps.begin(), caps.end(), std::back_inserter(found));
   return found;
 }
 

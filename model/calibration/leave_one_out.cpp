@@ -77,7 +77,8 @@ std::vector<double> unseen_concurrent_errors(std::span<const ContentionSample> s
     others.erase(others.begin() + static_cast<std::ptrdiff_t>(i));
     if (others.empty()) continue;
     const HardwareSpec fitted = with_contention(hardware, fit_contention(others, hardware));
-    const TogetherRates predicted = predict_together(fitted, running);
+    // The largest rates seen are the caps, and may have been seen where this sample was taken.
+    const TogetherRates predicted = predict_together(without_memory_caps(fitted), running);
     const TogetherRates& measured = samples[i].measured;
     const auto add = [&](bool runs, double a, double b) {
       if (runs) errors.push_back(std::abs(a / b - 1));

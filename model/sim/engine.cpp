@@ -61,7 +61,7 @@ void StepEngine::index_groups() {
 }
 
 // Leaves out the resources that can never be full: those that suffice even when every lane and worker runs its most
-// demanding task. Others may still lose capacity to them.
+// demanding task, unless contention is about them.
 void StepEngine::index_loads(std::span<const TaskCost> costs, std::span<const Resource> resources) {
   const auto full_rate = [](const TaskCost& cost, const Demand& demand) { return demand.amount / cost.solo_s; };
   std::vector<double> most(resources.size(), 0), in_lane(resources.size());
@@ -78,29 +78,27 @@ void StepEngine::index_loads(std::span<const TaskCost> costs, std::span<const Re
     for (size_t r = 0; r < most.size(); ++r) most[r] += in_lane[r];
   }
   std::vector<bool> counts(resources.size());
-  for (size_t r = 0; r < resources.size(); ++r) counts[r] = most[r] > resources[r].least_capacity() * (1 + 1e-12);
   for (size_t r = 0; r < resources.size(); ++r) {
-    for (const Loss& loss : resources[r].losses) counts[static_cast<size_t>(loss.beside)] = true;
+    const Contention& contention = resources[r].contention;
+    if (contention.any() || most[r] > resources[r].capacity * (1 + 1e-12)) counts[r] = true;
+    for (const Beside& one : contention.beside) counts[static_cast<size_t>(one.other)] = true;
   }
-  using Loads = std::vector<std::pair<ResourceId, double>>;
-  std::map<std::pair<double, Loads>, int32_t> known;
-  std::vector<double> weights;
+  std::map<std::vector<std::pair<ResourceId, double>>, int32_t> known;
   std::vector<size_t> begin;
   for (const TaskCost& cost : costs) {
-    Loads loads;
+    std::vector<std::pair<ResourceId, double>> loads;
     for (const Demand& demand : cost.demands) {
       if (counts[static_cast<size_t>(demand.resource)]) loads.emplace_back(demand.resource, full_rate(cost, demand));
     }
-    const auto [place, added] = known.try_emplace({cost.weight, std::move(loads)}, static_cast<int32_t>(known.size()));
+    const auto [place, added] = known.try_emplace(std::move(loads), static_cast<int32_t>(known.size()));
     class_of_.push_back(place->second);
     if (!added) continue;
     begin.push_back(loads_.size());
-    weights.push_back(cost.weight);
-    for (const auto& [resource, rate] : place->first.second) loads_.push_back({resource, rate});
+    for (const auto& [resource, rate] : place->first) loads_.push_back({resource, rate});
   }
   begin.push_back(loads_.size());
   for (size_t i = 0; i + 1 < begin.size(); ++i) {
-    classes_.push_back({std::span(loads_).subspan(begin[i], begin[i + 1] - begin[i]), weights[i]});
+    classes_.push_back({std::span(loads_).subspan(begin[i], begin[i + 1] - begin[i])});
   }
 }
 
@@ -249,16 +247,14 @@ void StepEngine::update_speeds() {
   class_loads_.clear();
   class_loads_.reserve(wanted);  // the spans below stay valid
   sharers_.clear();
-  weights_.clear();
   for (const LoadClass& of : classes_) {
     if (of.working == 0) continue;
     const size_t first = class_loads_.size();
     for (const Load& load : of.loads) class_loads_.push_back({load.resource, of.working * load.rate});
     sharers_.push_back(std::span(class_loads_).subspan(first));
-    weights_.push_back(of.weight);
   }
   speeds_.resize(sharers_.size());
-  sharing_.share(sharers_, speeds_, weights_);
+  sharing_.share(sharers_, speeds_);
   size_t next = 0;
   for (LoadClass& of : classes_) {
     if (of.working > 0) of.speed = speeds_[next++];

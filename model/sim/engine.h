@@ -59,10 +59,9 @@ class StepEngine {
     bool working = false;  // else its latency passes
     double speed = 0;
   };
-  // Tasks with the same loads and weight run at the same speed.
+  // Tasks with the same loads run at the same speed.
   struct LoadClass {
     std::span<const Load> loads;
-    double weight = 1;
     int working = 0;  // how many tasks
     int shared = 0;   // how many there were when the speeds were last shared out
     double speed = 0;
@@ -123,7 +122,7 @@ class StepEngine {
   // Scratch of update_speeds.
   std::vector<Load> class_loads_;
   std::vector<std::span<const Load>> sharers_;
-  std::vector<double> speeds_, weights_;
+  std::vector<double> speeds_;
 };
 
 }  // namespace slidedp

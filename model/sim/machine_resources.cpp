@@ -12,9 +12,13 @@ constexpr int kHostResources = 5;
 constexpr int kRankResources = 4;
 constexpr double kGiga = 1e9;
 
-std::vector<Loss> losses(std::vector<Loss> all) {
-  std::erase_if(all, [](const Loss& loss) { return loss.share == 0; });
-  return all;
+// HardwareSpec's contention is per 1e11 bytes/s.
+constexpr double kPer = 1e11;
+
+Contention contention(double headroom, double of_own, std::vector<Beside> beside) {
+  std::erase_if(beside, [](const Beside& one) { return one.per_unit == 0; });
+  for (Beside& one : beside) one.per_unit /= kPer;
+  return {headroom, of_own / kPer, std::move(beside)};
 }
 
 }  // namespace
@@ -33,19 +37,24 @@ MachineResources::MachineResources(const HardwareSpec& hardware, int ranks, int 
     : hardware_(&hardware), alike_(alike) {
   const PcieSpec& pcie = hardware.pcie;
   const HostSpec& host = hardware.host;
-  resources_ = {{"root h2d", pcie.root_h2d_gbps * kGiga},
-                {"root d2h", pcie.root_d2h_gbps * kGiga},
-                {"host DRAM", host.dram_gbps * kGiga},
-                {"CPU streaming", host.cpu_stream_gbps * kGiga,
-                 losses({{id(HostResource::root_h2d), host.stream_loss_h2d},
-                         {id(HostResource::root_d2h), host.stream_loss_d2h}})},
-                {"CPU cores", static_cast<double>(host.cores)}};
+  const CopyContention &down = hardware.contention.h2d, &up = hardware.contention.d2h;
+  const StreamContention& streams = hardware.contention.streams;
+  const ResourceId cpu_stream = id(HostResource::cpu_stream);
+  const ResourceId root_h2d = id(HostResource::root_h2d), root_d2h = id(HostResource::root_d2h);
+  resources_ = {
+      {"root h2d", pcie.root_h2d_gbps * kGiga},
+      {"root d2h", pcie.root_d2h_gbps * kGiga},
+      {"host DRAM", host.dram_gbps * kGiga},
+      {"CPU streaming", host.cpu_stream_gbps * kGiga,
+       contention(1, streams.beside_streams, {{root_h2d, streams.beside_h2d}, {root_d2h, streams.beside_d2h}})},
+      {"CPU cores", static_cast<double>(host.cores)}};
   for (int rank = 0; rank < ranks; ++rank) {
     resources_.push_back({fmt::format("rank {} compute units", rank), 1.0});
-    resources_.push_back({fmt::format("rank {} h2d link", rank), pcie.h2d.gbps * kGiga,
-                          losses({{id(HostResource::cpu_stream), pcie.h2d_loss}})});
+    resources_.push_back(
+        {fmt::format("rank {} h2d link", rank), pcie.h2d.gbps * kGiga,
+         contention(down.headroom, 0, {{cpu_stream, down.beside_streams}, {root_d2h, down.beside_copies}})});
     resources_.push_back({fmt::format("rank {} d2h link", rank), pcie.d2h.gbps * kGiga,
-                          losses({{id(HostResource::cpu_stream), pcie.d2h_loss}})});
+                          contention(up.headroom, 0, {{cpu_stream, up.beside_streams}, {root_h2d, up.beside_copies}})});
     resources_.push_back({fmt::format("rank {} duplex link", rank), pcie.duplex_gbps * kGiga});
   }
 }
@@ -64,7 +73,6 @@ void MachineResources::add(TaskCost& cost, ResourceId id, double amount, const c
 
 void MachineResources::add_copy(TaskCost& cost, bool host_to_device, int rank, double link_bytes,
                                 double memory_bytes) const {
-  const HostSpec& host = hardware_->host;
   if (host_to_device) {
     add(cost, id(RankResource::h2d_link, rank), link_bytes, "pcie.h2d.gbps");
     add(cost, id(HostResource::root_h2d), link_bytes, "pcie.root_h2d_gbps", alike_);
@@ -73,9 +81,7 @@ void MachineResources::add_copy(TaskCost& cost, bool host_to_device, int rank, d
     add(cost, id(HostResource::root_d2h), link_bytes, "pcie.root_d2h_gbps", alike_);
   }
   add(cost, id(RankResource::duplex, rank), link_bytes, "pcie.duplex_gbps");
-  const double memory_cost = host_to_device ? host.h2d_cost : host.d2h_cost;
-  add(cost, id(HostResource::dram), memory_cost * memory_bytes, "host.dram_gbps", alike_);
-  cost.weight = host_to_device ? host.h2d_weight : host.d2h_weight;
+  add(cost, id(HostResource::dram), memory_bytes, "host.dram_gbps", alike_);
 }
 
 void MachineResources::add_host_stream(TaskCost& cost, double bytes) const {

@@ -18,15 +18,13 @@ struct TaskCost {
   double latency_s = 0;  // fixed time before the work; demands nothing
   double solo_s = 0;     // time of the work when nothing else runs; >= amount / capacity of every demand of one rank
   std::vector<Demand> demands;
-  double weight = 1;  // in sharing full resources, see FairShare
   double alone_s() const { return latency_s + solo_s; }
 };
 
 // Per host the root complex in each direction, the memory controller, the CPU's streaming capacity (all bytes/s) and
 // the cores; per rank the compute units (capacity 1), both link directions and the duplex link. The fabric needs none:
-// collectives of one rank run one after another on its comm lane, at the measured all-rank bus bandwidth. DMA and the
-// CPU's streams share the memory controller, with costs and weights of their own; where only losses are known, link
-// directions lose to CPU streaming and CPU streaming to the root in each direction.
+// collectives of one rank run one after another on its comm lane, at the measured all-rank bus bandwidth. Links and the
+// CPU's streams contend as ContentionSpec says.
 enum class HostResource { root_h2d, root_d2h, dram, cpu_stream, cores };
 enum class RankResource { compute, h2d_link, d2h_link, duplex };
 
@@ -42,7 +40,7 @@ class MachineResources {
   // Each adds what a task demands and makes its work take as long as the slowest demand. Throws Error that names the
   // hardware profile's key if that has no rate.
 
-  // A copy of so many bytes over a rank's link; `memory_bytes` of them are the host's, at the direction's cost.
+  // A copy of so many bytes over a rank's link; `memory_bytes` of them are the host's.
   void add_copy(TaskCost& cost, bool host_to_device, int rank, double link_bytes, double memory_bytes) const;
   // What a pool worker reads and writes; its core works on it for all of cost.solo_s.
   void add_host_stream(TaskCost& cost, double bytes) const;

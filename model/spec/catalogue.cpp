@@ -80,7 +80,6 @@ PcieSpec compose_pcie(const CatalogueGpu& gpu, const CatalogueHost& host, int gp
   pcie.duplex_gbps = kReach.duplex * (pcie.h2d.gbps + pcie.d2h.gbps);
   pcie.root_h2d_gbps = gpus * pcie.h2d.gbps;
   pcie.root_d2h_gbps = gpus * pcie.d2h.gbps;
-  pcie.h2d_loss = pcie.d2h_loss = kReach.link_loss;
   return pcie;
 }
 
@@ -109,7 +108,7 @@ KernelSpec compose_kernels(const CatalogueGpu& gpu) {
   return kernels;
 }
 
-HostSpec compose_host(const CatalogueHost& host, const PcieSpec& pcie) {
+HostSpec compose_host(const CatalogueHost& host) {
   HostSpec spec;
   spec.cores = host.cores;
   spec.memory_bytes = static_cast<int64_t>(kReach.host_memory * static_cast<double>(host.memory_bytes));
@@ -120,11 +119,14 @@ HostSpec compose_host(const CatalogueHost& host, const PcieSpec& pcie) {
   spec.split_moments_elements_per_s = kReach.split_moments_elements_per_s;
   spec.norm_elements_per_s = kReach.norm_elements_per_s;
   spec.source_gbps = kReach.source_gbps;
-  const auto stream_loss = [&](double root_gbps) {
-    return std::min(kReach.most_stream_loss, kReach.stream_loss_per_byte * root_gbps / spec.cpu_stream_gbps);
-  };
-  spec.stream_loss_h2d = stream_loss(pcie.root_h2d_gbps);
-  spec.stream_loss_d2h = stream_loss(pcie.root_d2h_gbps);
+  return spec;
+}
+
+ContentionSpec compose_contention(const HostSpec& host) {
+  const auto of_streams = [&](double value) { return value * 100 / host.cpu_stream_gbps; };  // per 1e11 bytes/s
+  ContentionSpec spec;
+  spec.h2d.beside_streams = spec.d2h.beside_streams = of_streams(kReach.copy_beside_streams);
+  spec.streams.beside_h2d = spec.streams.beside_d2h = of_streams(kReach.stream_beside_copies);
   return spec;
 }
 
@@ -156,7 +158,8 @@ HardwareSpec compose_hardware(const CatalogueGpu& gpu, const CatalogueHost& host
   spec.pcie = compose_pcie(gpu, host, gpus);
   spec.collectives = compose_collectives(gpu, spec.pcie, gpus);
   spec.kernels = compose_kernels(gpu);
-  spec.host = compose_host(host, spec.pcie);
+  spec.host = compose_host(host);
+  spec.contention = compose_contention(spec.host);
   if (const auto problem = check_hardware(spec)) {
     failf("{}: key \"{}\" {}; look at the figures of the GPU and the host.", spec.name, problem->key, problem->message);
   }

@@ -77,11 +77,10 @@ struct CatalogueEstimates {
   // One core, measured on Sapphire Rapids. The caps above bind long before all cores run at these rates.
   double adam_elements_per_s = 8.2e8, split_weights_elements_per_s = 8.4e8, split_moments_elements_per_s = 1.2e9;
   double norm_elements_per_s = 3.2e9, source_gbps = 13;
-  // Contention (HostSpec, PcieSpec). The fit over measured rates gives links that lose 0.41 and 0.04 beside full CPU
-  // streams: their mean. A byte copied costs the CPU's streams 0.20 (h2d) and 0.48 bytes (d2h) beside the memory's cap:
-  // their mean, at most a share.
-  double link_loss = 0.22;
-  double stream_loss_per_byte = 0.34, most_stream_loss = 0.40;
+  // Contention (ContentionSpec), as parts of cpu_stream_gbps that run beside. Measured on Sapphire Rapids: a copy takes
+  // 1.45 (h2d) and 1.13 times as long beside full CPU streams, and these 1 + 0.25 (h2d) and 1 + 0.48 times their part:
+  // the means. Copies beside copies: pcie.duplex_gbps.
+  double copy_beside_streams = 0.29, stream_beside_copies = 0.37;
 };
 inline constexpr CatalogueEstimates kCatalogueEstimates;
 

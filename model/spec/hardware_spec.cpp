@@ -28,10 +28,9 @@ std::optional<Problem> check_hardware(const HardwareSpec& spec) {
       return Problem{key, fmt::format("is 0, but must be greater than 0 with {} GPUs", spec.gpus)};
     }
   }
-  const double stream_loss = spec.host.stream_loss_h2d + spec.host.stream_loss_d2h;
-  if (stream_loss >= 1) {
-    return Problem{"host.stream_loss_h2d",
-                   fmt::format("and host.stream_loss_d2h are {} together, but must be less than 1", stream_loss)};
+  for (const auto& [key, copies] : {std::pair("contention.h2d.headroom", spec.contention.h2d),
+                                    std::pair("contention.d2h.headroom", spec.contention.d2h)}) {
+    if (copies.headroom < 1) return Problem{key, fmt::format("is {}, but must be at least 1", copies.headroom)};
   }
   return std::nullopt;
 }

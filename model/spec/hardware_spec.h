@@ -39,10 +39,6 @@ struct PcieSpec {
   LinkRate h2d, d2h;                            // one rank alone, one direction
   double duplex_gbps = 0;                       // one rank, both directions at once, sum
   double root_h2d_gbps = 0, root_d2h_gbps = 0;  // all ranks at once, sum over ranks
-  // Parts of h2d.gbps and d2h.gbps that are lost while the CPU's cores stream all that they can (cpu_stream_gbps);
-  // beside cores that stream a share of it, that share of the loss. For machines of which only this is known: a
-  // measured one has 0 here, and host.h2d_cost and the like.
-  double h2d_loss = 0, d2h_loss = 0;
   bool operator==(const PcieSpec&) const = default;
 };
 
@@ -77,25 +73,39 @@ struct HostSpec {
   int64_t memory_bytes = 0;
   double dram_gbps = 0;        // memory controller: cap of all traffic, CPU and DMA
   double cpu_stream_gbps = 0;  // cap of what all CPU cores together can stream
-  // Per worker thread, alone; the caps above bound several threads together.
+  // Per worker thread, of one that nothing slows; contention and the caps above bound several threads together.
   double adam_elements_per_s = 0;  // one gradient source
   double norm_elements_per_s = 0;  // one gradient source
   double source_gbps = 0;          // each further gradient source, bytes read by one thread
   // Per thread, the two passes of a split update, one gradient source. 0: not measured; then each moves its
   // bytes at Adam's rate.
   double split_weights_elements_per_s = 0, split_moments_elements_per_s = 0;
-  // Parts of cpu_stream_gbps that are lost while copies in one direction run at root_h2d_gbps or root_d2h_gbps; beside
-  // slower copies, their share of it. Both directions add. As pcie.h2d_loss.
-  double stream_loss_h2d = 0, stream_loss_d2h = 0;
-  // What a byte that a device reads (h2d) or writes (d2h) costs the memory controller, over one that the cores stream.
-  double h2d_cost = 1, d2h_cost = 1;
-  // How fast copies and the cores' streams go, of what each does alone, when they share a full memory controller: in
-  // proportion to these, the streams' being 1. (Devices' writes are posted and go first; their reads wait.)
-  double h2d_weight = 1, d2h_weight = 1;
   bool operator==(const HostSpec&) const = default;
 
   // Elements per second of one worker thread in an update or one part of it.
   double update_elements_per_s(UpdatePart part) const;
+};
+
+// How copies and the CPU's streams (Adam, norms, accumulation) slow each other, below the caps of PcieSpec and
+// HostSpec, as they queue at the memory. The time that work takes, of what it takes alone, is the product of 1 + value
+// * (1e11 bytes/s that it runs beside); of a copy over its headroom, but never less than alone: the memory could serve
+// it so much faster than the link does. What runs beside counts as what it would take if only it ran; all ranks' copies
+// in one direction count together. The law is the project's own; results/h200-profile shows how well it describes
+// rates.
+struct CopyContention {
+  double headroom = 1;
+  double beside_streams = 0, beside_copies = 0;  // copies: in the other direction
+  bool operator==(const CopyContention&) const = default;
+};
+// Of one thread's stream. Streams beside it: what all threads want that nothing slows, its own among them.
+struct StreamContention {
+  double beside_streams = 0, beside_h2d = 0, beside_d2h = 0;
+  bool operator==(const StreamContention&) const = default;
+};
+struct ContentionSpec {
+  CopyContention h2d, d2h;
+  StreamContention streams;
+  bool operator==(const ContentionSpec&) const = default;
 };
 
 struct HardwareSpec {
@@ -107,6 +117,7 @@ struct HardwareSpec {
   CollectiveSpec collectives;
   KernelSpec kernels;
   HostSpec host;
+  ContentionSpec contention;
   Uncertainty uncertainty;  // of a measured profile
   bool operator==(const HardwareSpec&) const = default;
 };

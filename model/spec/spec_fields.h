@@ -46,8 +46,6 @@ void fields(Visitor& visit, PcieSpec& spec) {
   visit.value("duplex_gbps", spec.duplex_gbps, kPositive);
   visit.value("root_h2d_gbps", spec.root_h2d_gbps, kPositive);
   visit.value("root_d2h_gbps", spec.root_d2h_gbps, kPositive);
-  visit.value("h2d_loss", spec.h2d_loss, kBelowOne.or_default());
-  visit.value("d2h_loss", spec.d2h_loss, kBelowOne.or_default());
 }
 
 template <typename Visitor>
@@ -77,17 +75,32 @@ void fields(Visitor& visit, HostSpec& spec) {
   visit.value("memory_bytes", spec.memory_bytes, kBytes);
   visit.value("dram_gbps", spec.dram_gbps, kPositive);
   visit.value("cpu_stream_gbps", spec.cpu_stream_gbps, kPositive);
-  visit.value("stream_loss_h2d", spec.stream_loss_h2d, kBelowOne.or_default());
-  visit.value("stream_loss_d2h", spec.stream_loss_d2h, kBelowOne.or_default());
-  visit.value("h2d_cost", spec.h2d_cost, kPositive.or_default());
-  visit.value("d2h_cost", spec.d2h_cost, kPositive.or_default());
-  visit.value("h2d_weight", spec.h2d_weight, kPositive.or_default());
-  visit.value("d2h_weight", spec.d2h_weight, kPositive.or_default());
   visit.value("adam_elements_per_s", spec.adam_elements_per_s, kPositive);
   visit.value("split_weights_elements_per_s", spec.split_weights_elements_per_s, kNotNegative.or_default());
   visit.value("split_moments_elements_per_s", spec.split_moments_elements_per_s, kNotNegative.or_default());
   visit.value("norm_elements_per_s", spec.norm_elements_per_s, kPositive);
   visit.value("source_gbps", spec.source_gbps, kPositive);
+}
+
+template <typename Visitor>
+void fields(Visitor& visit, CopyContention& spec) {
+  visit.value("headroom", spec.headroom, kPositive.or_default());
+  visit.value("beside_streams", spec.beside_streams, kNotNegative.or_default());
+  visit.value("beside_copies", spec.beside_copies, kNotNegative.or_default());
+}
+
+template <typename Visitor>
+void fields(Visitor& visit, StreamContention& spec) {
+  visit.value("beside_streams", spec.beside_streams, kNotNegative.or_default());
+  visit.value("beside_h2d", spec.beside_h2d, kNotNegative.or_default());
+  visit.value("beside_d2h", spec.beside_d2h, kNotNegative.or_default());
+}
+
+template <typename Visitor>
+void fields(Visitor& visit, ContentionSpec& spec) {
+  visit.optional_section("h2d", spec.h2d, Style::flow);
+  visit.optional_section("d2h", spec.d2h, Style::flow);
+  visit.optional_section("streams", spec.streams, Style::flow);
 }
 
 template <typename Visitor>
@@ -155,6 +168,7 @@ void fields(Visitor& visit, HardwareSpec& spec) {
   visit.section("collectives", spec.collectives);
   visit.section("kernels", spec.kernels);
   visit.section("host", spec.host);
+  visit.optional_section("contention", spec.contention);
   visit.section_if(spec.uncertainty.known(), "uncertainty", spec.uncertainty);
 }
 

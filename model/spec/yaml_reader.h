@@ -106,6 +106,10 @@ class Reader {
     fields(reader, value);
     reader.finish();
   }
+  template <typename T>
+  void optional_section(const char* key, T& value, Style = Style::block) {
+    section_if(true, key, value);
+  }
   // A list of mappings.
   template <typename T>
   void list(const char* key, std::vector<T>& value) {
@@ -157,6 +161,10 @@ class Writer {
     end();
   }
   template <typename T>
+  void optional_section(const char* key, T& value, Style style = Style::block) {
+    section(key, value, style);
+  }
+  template <typename T>
   void section_if(bool present, const char* key, T& value) {
     if (present) section(key, value);
   }
@@ -203,6 +211,10 @@ class AssignmentTable {
     const std::string outer = std::exchange(prefix_, prefix_ + key + ".");
     fields(*this, value);
     prefix_ = outer;
+  }
+  template <typename T>
+  void optional_section(const char* key, T& value, Style style = Style::block) {
+    section(key, value, style);
   }
   // What describes other values is not assigned by name.
   template <typename T>

@@ -19,7 +19,7 @@ inline HardwareSpec true_machine() {
       empty_profile({"node", "a processor", "Linux 6", 16, int64_t{1} << 37, 1 << 25, "a GPU"}, "cuda", 1);
   spec.device.memory_bytes = int64_t{80} << 30;
   spec.device.context_bytes = int64_t{512} << 20;
-  spec.pcie = {{5e-6, 55}, {4e-6, 54}, 96, 55, 54, 0, 0};
+  spec.pcie = {{5e-6, 55}, {4e-6, 54}, 96, 55, 54};
   spec.kernels.layer_fwd = {600e3, 30};
   spec.kernels.layer_bwd = {550e3, 90};
   spec.kernels.head = {650e3, 80};
@@ -28,12 +28,10 @@ inline HardwareSpec true_machine() {
   spec.kernels.launch_latency_s = 8e-6;
   spec.host.cores = 16;
   spec.host.memory_bytes = int64_t{1} << 37;
-  spec.host.dram_gbps = spec.host.cpu_stream_gbps = 118;
-  spec.host.adam_elements_per_s = 6e8;
-  spec.host.h2d_cost = 0.7;
-  spec.host.d2h_cost = 0.65;
-  spec.host.h2d_weight = 1.3;
-  spec.host.d2h_weight = 2.2;
+  spec.host.cpu_stream_gbps = 190;  // more than the contention below leaves of them
+  spec.host.dram_gbps = 190;
+  spec.host.adam_elements_per_s = 7e8;
+  spec.contention = {{1.2, 0.32, 0.73}, {1.1, 0.25, 0.4}, {0.35, 0.2, 0.4}};
   spec.host.split_weights_elements_per_s = 9e8;
   spec.host.split_moments_elements_per_s = 12e8;
   spec.host.norm_elements_per_s = 3e9;

@@ -37,7 +37,8 @@ HardwareSpec truth() {
   spec.name = "true machine";
   spec.measured = true;
   spec.device = {"a GPU", "cuda", int64_t{80} << 30, 0};
-  spec.pcie = {{5e-6, 20}, {5e-6, 18}, 30, 20, 18, 0.2, 0.1};
+  spec.pcie = {{5e-6, 20}, {5e-6, 18}, 30, 20, 18};
+  spec.contention = {{1.1, 0.4, 0.5}, {1, 0.2, 0.3}, {0.2, 0.3, 0.3}};
   spec.collectives = {{1e-6, 3}, {1e-6, 4}, {1e-6, 5}};
   spec.kernels = {{60e3, 1}, {55e3, 2}, {65e3, 4}, {100, 0.001}, 900, 8e-6};
   spec.host.cores = 8;

@@ -114,14 +114,12 @@ TEST(Recovery, Kernels) {
 TEST(Recovery, Contention) {
   HardwareSpec machine;
   machine.device.backend = "cuda";
-  machine.pcie = {{5e-6, 55}, {4e-6, 54}, 98, 55, 54, 0, 0};
+  machine.pcie = {{5e-6, 55}, {4e-6, 54}, 98, 55, 54};
   machine.host.cores = 16;
-  machine.host.cpu_stream_gbps = machine.host.dram_gbps = 128;
-  machine.host.adam_elements_per_s = 6e8;
-  machine.host.h2d_cost = 0.7;
-  machine.host.d2h_cost = 0.65;
-  machine.host.h2d_weight = 1.3;
-  machine.host.d2h_weight = 2.2;
+  machine.host.cpu_stream_gbps = 300;  // more than what the samples show
+  machine.host.dram_gbps = 400;
+  machine.host.adam_elements_per_s = 7.7e8;
+  machine.contention = {{1.2, 0.32, 0.73}, {1.1, 0.25, 0.4}, {0.22, 0.14, 0.28}};
   expect_recovered(
       "host.contention", machine,
       [&](Sampler& sampler) {

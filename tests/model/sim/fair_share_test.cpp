@@ -48,51 +48,47 @@ TEST(FairShare, TwoResourcesThatFillTogether) {
   for (double speed : s) EXPECT_DOUBLE_EQ(speed, 0.5);
 }
 
-TEST(FairShare, ALoadedResourceTakesCapacityFromAnother) {
-  const std::vector<Resource> resources{{"link", 10, {{1, 0.4}, {2, 0.2}}}, {"a", 8}, {"b", 5}};
+TEST(FairShare, ALoadedResourceSlowsTheUsersOfAnother) {
+  // 0.05 more time for each unit a second that others would take of a, 0.1 for each of b.
+  const std::vector<Resource> resources{{"link", 10, {1, 0, {{1, 0.05}, {2, 0.1}}}}, {"a", 8}, {"b", 5}};
   const std::vector<Load> link{{0, 10}};
   EXPECT_EQ(speeds_on(resources, {link}), (std::vector<double>{1}));
-  EXPECT_DOUBLE_EQ(speeds_on(resources, {link, {{1, 8}}})[0], 0.6);             // all of a is wanted
-  EXPECT_DOUBLE_EQ(speeds_on(resources, {link, {{1, 6}}})[0], 1 - 0.4 * 0.75);  // three quarters of it
-  EXPECT_DOUBLE_EQ(speeds_on(resources, {link, {{1, 8}}, {{1, 8}}})[0], 0.6);   // more than there is
-  EXPECT_DOUBLE_EQ(speeds_on(resources, {link, {{1, 8}}, {{2, 5}}})[0], 0.4);   // losses add
-  EXPECT_DOUBLE_EQ(speeds_on(resources, {link, link, {{1, 4}}})[1], 0.4);       // 8 of 10 for two that want 10 each
-  EXPECT_EQ(speeds_on(resources, {link, {{1, 8}}})[1], 1);                      // nothing is lost the other way
-  EXPECT_DOUBLE_EQ(resources[0].least_capacity(), 4);
+  EXPECT_DOUBLE_EQ(speeds_on(resources, {link, {{1, 8}}})[0], 1 / 1.4);
+  EXPECT_DOUBLE_EQ(speeds_on(resources, {link, {{1, 6}}})[0], 1 / 1.3);
+  EXPECT_DOUBLE_EQ(speeds_on(resources, {link, {{1, 8}}, {{1, 8}}})[0], 1 / 1.4) << "they take no more than there is";
+  EXPECT_DOUBLE_EQ(speeds_on(resources, {link, {{1, 8}}, {{2, 5}}})[0], 1 / (1.4 * 1.5)) << "factors multiply";
+  EXPECT_DOUBLE_EQ(speeds_on(resources, {link, link, {{1, 4}}})[1], 0.5 / 1.2) << "the capacity is less";
+  EXPECT_DOUBLE_EQ(speeds_on(resources, {{{0, 2}}, {{1, 4}}})[0], 1 / 1.2) << "and so is one user's speed";
+  EXPECT_EQ(speeds_on(resources, {link, {{1, 8}}})[1], 1) << "nothing is lost the other way";
   // What was lost is there again when the others have gone.
   FairShare sharing(resources);
   const std::vector<Load> busy{{1, 8}};
   const std::vector<std::span<const Load>> both{link, busy}, alone{link};
   std::vector<double> s(2);
   sharing.share(both, s);
-  EXPECT_DOUBLE_EQ(s[0], 0.6);
+  EXPECT_DOUBLE_EQ(s[0], 1 / 1.4);
   sharing.share(alone, std::span(s).first(1));
   EXPECT_EQ(s[0], 1);
 }
 
-TEST(FairShare, SpeedsOfAFullResourceAreInProportionToWeights) {
-  const std::vector<Resource> resources{{"a", 10}, {"b", 3}};
-  FairShare sharing(resources);
-  const auto shared = [&](std::vector<std::vector<Load>> tasks, std::vector<double> weights) {
-    std::vector<std::span<const Load>> loads(tasks.begin(), tasks.end());
-    std::vector<double> speeds(tasks.size());
-    sharing.share(loads, speeds, weights);
-    return speeds;
-  };
-  // Level x: 12 x + 2 * 8 x = 10.
-  const std::vector<double> two = shared({{{0, 12}}, {{0, 8}}}, {1, 2});
-  EXPECT_DOUBLE_EQ(two[0], 10.0 / 28);
-  EXPECT_DOUBLE_EQ(two[1], 20.0 / 28);
-  // One that reaches full speed leaves the rest to the other.
-  const std::vector<double> posted = shared({{{0, 12}}, {{0, 4}}}, {1, 5});
-  EXPECT_DOUBLE_EQ(posted[0], 0.5);
-  EXPECT_EQ(posted[1], 1);
-  // With room for all, weights say nothing.
-  EXPECT_EQ(shared({{{0, 4}}, {{0, 4}}, {{1, 1}}}, {0.5, 3, 7}), (std::vector<double>{1, 1, 1}));
-  // A task that another resource stops does not hold back those that weigh less.
-  const std::vector<double> stopped = shared({{{0, 12}}, {{0, 6}, {1, 6}}}, {1, 4});
-  EXPECT_DOUBLE_EQ(stopped[1], 0.5);
-  EXPECT_DOUBLE_EQ(stopped[0], 7.0 / 12);
+TEST(FairShare, ContentionWithinTheHeadroomDoesNotShow) {
+  const std::vector<Resource> resources{{"link", 10, {1.25, 0, {{1, 0.05}}}}, {"a", 20}};
+  EXPECT_EQ(speeds_on(resources, {{{0, 10}}})[0], 1);
+  EXPECT_EQ(speeds_on(resources, {{{0, 10}}, {{1, 4}}})[0], 1);
+  EXPECT_DOUBLE_EQ(speeds_on(resources, {{{0, 10}}, {{1, 10}}})[0], 1.25 / 1.5);
+}
+
+// As threads that wait for memory: two take less than twice as much as one.
+TEST(FairShare, UsersSlowEachOther) {
+  const std::vector<Resource> resources{{"stream", 100, {1, 0.02, {}}}, {"link", 10, {1, 0, {{0, 0.05}}}}};
+  const std::vector<Load> thread{{0, 10}}, copy{{1, 10}};
+  EXPECT_DOUBLE_EQ(speeds_on(resources, {thread})[0], 1 / 1.2);
+  EXPECT_DOUBLE_EQ(speeds_on(resources, {thread, thread})[1], 1 / 1.4);
+  // Beside the copy they count as what they would take: 20 / 1.4.
+  EXPECT_DOUBLE_EQ(speeds_on(resources, {thread, thread, copy})[2], 1 / (1 + 0.05 * 20 / 1.4));
+  // The capacity holds all the same.
+  const std::vector<std::vector<Load>> many(50, thread);
+  EXPECT_DOUBLE_EQ(speeds_on({{"stream", 30, {1, 0.02, {}}}}, many)[0], 30.0 / 500);
 }
 
 // Where resources fill together, what is left for the smallest demands is rounding error; nobody may starve on it.
@@ -114,8 +110,8 @@ TEST(FairShare, RoundingStarvesNobody) {
   }
 }
 
-// What makes an allocation max-min fair: no resource is overfull, and every task below full speed uses a full resource
-// where no other user is faster.
+// What makes an allocation max-min fair: no resource is overfull, and every task below its highest speed uses a full
+// resource where no other user is faster.
 TEST(FairShare, RandomLoadsAreMaxMinFair) {
   std::mt19937 random(7);
   std::uniform_real_distribution<double> amount(0.1, 10);
@@ -124,7 +120,9 @@ TEST(FairShare, RandomLoadsAreMaxMinFair) {
     std::vector<Resource> resources(1 + random() % 6);
     for (Resource& resource : resources) {
       resource.capacity = 3 * amount(random);
-      if (random() % 3 == 0) resource.losses = {{static_cast<ResourceId>(random() % resources.size()), 0.3}};
+      if (random() % 3 == 0) {
+        resource.contention = {1.1, 0.01, {{static_cast<ResourceId>(random() % resources.size()), 0.02}}};
+      }
     }
     std::vector<std::vector<Load>> tasks(1 + random() % 12);
     for (std::vector<Load>& task : tasks) {
@@ -137,13 +135,16 @@ TEST(FairShare, RandomLoadsAreMaxMinFair) {
     for (const std::vector<Load>& task : tasks) {
       for (const Load& load : task) wanted[static_cast<size_t>(load.resource)] += load.rate;
     }
-    for (const Resource& resource : resources) {
-      double left = 1;
-      for (const Loss& loss : resource.losses) {
-        const auto beside = static_cast<size_t>(loss.beside);
-        left -= loss.share * std::min(1.0, wanted[beside] / resources[beside].capacity);
+    const auto own = [&](size_t r) { return 1 + resources[r].contention.per_unit_of_own * wanted[r]; };
+    std::vector<double> limits;
+    for (size_t r = 0; r < resources.size(); ++r) {
+      double left = resources[r].contention.headroom;
+      for (const Beside& beside : resources[r].contention.beside) {
+        const auto other = static_cast<size_t>(beside.other);
+        left /= 1 + beside.per_unit * std::min(resources[other].capacity, wanted[other] / own(other));
       }
-      capacities.push_back(left * resource.capacity);
+      capacities.push_back(std::min(left, 1.0) * resources[r].capacity);
+      limits.push_back(std::min(left / own(r), 1.0));
     }
     std::vector<double> used(capacities.size(), 0), fastest(capacities.size(), 0);
     for (size_t i = 0; i < tasks.size(); ++i) {
@@ -157,9 +158,11 @@ TEST(FairShare, RandomLoadsAreMaxMinFair) {
     for (size_t r = 0; r < capacities.size(); ++r) EXPECT_LE(used[r], capacities[r] * (1 + kRounding));
     for (size_t i = 0; i < tasks.size(); ++i) {
       ASSERT_GT(s[i], 0);
-      if (s[i] == 1) continue;
+      double limit = 1;
+      for (const Load& load : tasks[i]) limit = std::min(limit, limits[static_cast<size_t>(load.resource)]);
+      EXPECT_LE(s[i], limit * (1 + kRounding));
+      if (s[i] >= limit * (1 - kRounding)) continue;
       ++slowed;
-      EXPECT_LT(s[i], 1);
       EXPECT_TRUE(std::any_of(tasks[i].begin(), tasks[i].end(), [&](const Load& load) {
         const auto r = static_cast<size_t>(load.resource);
         return used[r] >= capacities[r] * (1 - kRounding) && s[i] >= fastest[r] * (1 - kRounding);

@@ -160,16 +160,10 @@ HardwareSpec random_machine(std::mt19937& random) {
   machine.host.cpu_stream_gbps = between(random, 2, 60);
   machine.host.cores = 1 + below(random, 6);
   if (chance(random, 0.5)) {
-    machine.pcie.h2d_loss = between(random, 0, 0.6);
-    machine.pcie.d2h_loss = between(random, 0, 0.6);
-    machine.host.stream_loss_h2d = between(random, 0, 0.3);
-    machine.host.stream_loss_d2h = between(random, 0, 0.3);
-  }
-  if (chance(random, 0.5)) {
-    machine.host.h2d_cost = between(random, 0.3, 2);
-    machine.host.d2h_cost = between(random, 0.3, 2);
-    machine.host.h2d_weight = between(random, 0.3, 2);
-    machine.host.d2h_weight = between(random, 0.3, 4);
+    for (CopyContention* copies : {&machine.contention.h2d, &machine.contention.d2h}) {
+      *copies = {between(random, 1, 1.5), between(random, 0, 5), between(random, 0, 50)};
+    }
+    machine.contention.streams = {between(random, 0, 5), between(random, 0, 30), between(random, 0, 30)};
   }
   return machine;
 }

@@ -262,7 +262,6 @@ class TickSimulator {
   void advance(double tick) {
     std::vector<Job*> working;
     std::vector<std::span<const Load>> loads;
-    std::vector<double> weights;
     for (Job& job : jobs_) {
       if (!job.started || job.end_s >= 0) continue;
       if (job.latency_s > 0) {
@@ -270,11 +269,10 @@ class TickSimulator {
       } else {
         working.push_back(&job);
         loads.emplace_back(loads_[job.task]);
-        weights.push_back(costs_[job.task].weight);
       }
     }
     std::vector<double> speeds(working.size());
-    sharing_.share(loads, speeds, weights);
+    sharing_.share(loads, speeds);
     for (size_t i = 0; i < working.size(); ++i) working[i]->work_s -= tick * speeds[i];
   }
 

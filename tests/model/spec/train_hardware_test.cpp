@@ -175,10 +175,11 @@ HardwareSpec sample_hardware() {
   spec.measured = true;
   spec.gpus = 4;
   spec.device = {"null", "cuda", 22 * (int64_t{1} << 30), 12345};
-  spec.pcie = {{1.0 / 3, 55.5}, {1e-6, 54.25}, 98.1, 200.7, 190.3, 0.36, 0.1 + 0.2};
+  spec.pcie = {{1.0 / 3, 55.5}, {1e-6, 54.25}, 98.1, 200.7, 190.3};
   spec.collectives = {{1e-5, 101}, {2e-5, 102}, {3e-5, 103}};
   spec.kernels = {{6e5, 1e-3}, {5e5, 0}, {4e5, 1}, {3e3, 2}, 4100, 5e-6, 4e5, 3e5, 2900, 2800};
-  spec.host = {16, 125 * (int64_t{1} << 30), 172, 117, 4e8, 3e9, 10, 7e8, 6e8, 0.0625, 1.0 / 3, 0.7, 0.6, 0.9, 1.5};
+  spec.host = {16, 125 * (int64_t{1} << 30), 172, 117, 4e8, 3e9, 10, 7e8, 6e8};
+  spec.contention = {{1.25, 0.1 + 0.2, 1.0 / 3}, {1.5, 0.7, 0.6}, {0.2, 0.0625, 0.4}};
   return spec;
 }
 
@@ -253,9 +254,7 @@ TEST_F(HardwareYaml, CollectivesMayBeUnmeasuredOnOneGpuOnly) {
 
 TEST_F(HardwareYaml, WhatNeedNotBeMeasuredHasDefaults) {
   HardwareSpec spec = sample_hardware();
-  spec.pcie.h2d_loss = spec.pcie.d2h_loss = 0;
-  spec.host.stream_loss_h2d = spec.host.stream_loss_d2h = 0;
-  spec.host.h2d_cost = spec.host.d2h_cost = spec.host.h2d_weight = spec.host.d2h_weight = 1;
+  spec.contention = {};
   spec.kernels.attention_fwd_gflops = spec.kernels.attention_bwd_gflops = 0;
   spec.kernels.layer_fwd_gbps = spec.kernels.layer_bwd_gbps = 0;
   spec.host.split_weights_elements_per_s = spec.host.split_moments_elements_per_s = 0;
@@ -264,20 +263,22 @@ TEST_F(HardwareYaml, WhatNeedNotBeMeasuredHasDefaults) {
   int dropped = 0;
   for (std::string line; std::getline(lines, line);) {
     const bool optional = std::ranges::any_of(
-        std::array{"loss", "split", "_cost:", "_weight:", "attention", "layer_fwd_gbps", "layer_bwd_gbps"},
+        std::array{"split", "attention", "layer_fwd_gbps", "layer_bwd_gbps", "contention:", "headroom", "beside_h2d"},
         [&](const char* part) { return line.find(part) != std::string::npos; });
     dropped += optional ? 1 : 0;
     if (!optional) text += line + "\n";
   }
-  EXPECT_EQ(dropped, 14);
+  EXPECT_EQ(dropped, 10);
   EXPECT_EQ(load_hardware_spec(write("hw.yaml", text)), spec);
 }
 
-TEST_F(HardwareYaml, LossesLeaveSomething) {
-  EXPECT_THAT(refused(" h2d_loss: 0.36", " h2d_loss: 1"), AllOf(HasSubstr("pcie.h2d_loss"), HasSubstr("below 1")));
+TEST_F(HardwareYaml, ContentionNeverMakesFaster) {
   HardwareSpec spec = sample_hardware();
-  spec.host.stream_loss_h2d = spec.host.stream_loss_d2h = 0.5;
-  EXPECT_THAT(refused(to_yaml(spec)), AllOf(HasSubstr("host.stream_loss_h2d"), HasSubstr("less than 1")));
+  spec.contention.d2h.headroom = 0.9;
+  EXPECT_THAT(refused(to_yaml(spec)), AllOf(HasSubstr("contention.d2h.headroom"), HasSubstr("at least 1")));
+  spec = sample_hardware();
+  spec.contention.streams.beside_h2d = -0.1;
+  EXPECT_THAT(refused(to_yaml(spec)), HasSubstr("contention.streams.beside_h2d"));
 }
 
 TEST_F(HardwareYaml, OtherRules) {
