@@ -36,11 +36,9 @@ struct Fitted {
   int64_t device_bytes = 0, host_bytes = 0;
 };
 
-// A plan's price.
-struct Priced {
+// A plan's price. No simulation: the bound rules it out.
+struct Priced : Price {
   bool exact = false;  // else of one rank that stands for others, which are not quite alike
-  Bound bound;
-  std::optional<Simulation> simulation;  // none: the bound rules it out
 };
 
 // What was simulated of one combination.
@@ -242,11 +240,8 @@ class Search {
   Priced priced(const Plan& plan, const Solved& solved) const {
     const StepGraph graph = two_stages_ ? build_rank_graph(problem_.model, problem_.train, plan)
                                         : build_step_graph(problem_.model, problem_.train, plan);
-    Priced result;
-    result.exact = !two_stages_ || ranks_alike(graph);
-    result.bound = bound(graph, problem_.hardware);
-    if (!cannot_win(result.bound.step, solved)) result.simulation = simulate(graph, problem_.hardware);
-    return result;
+    const auto ruled_out = [&](const Bound& bound) { return cannot_win(bound.step, solved); };
+    return {price_graph(graph, problem_.hardware, ruled_out), !two_stages_ || ranks_alike(graph)};
   }
 
   // Calls work(0) to work(count - 1), each in a thread of its own. What the first of them throws is thrown.
@@ -461,8 +456,9 @@ class Search {
 
   void price_exactly(Candidate& candidate) {
     const StepGraph graph = build_step_graph(problem_.model, problem_.train, candidate.plan);
-    const Simulation simulation = simulate(graph, problem_.hardware);
-    candidate.bound = bound(graph, problem_.hardware).step;
+    const auto [bound, simulated] = price_graph(graph, problem_.hardware, [](const Bound&) { return false; });
+    const Simulation& simulation = *simulated;
+    candidate.bound = bound.step;
     candidate.step = simulation.step;
     candidate.exposed = simulation.exposed;
     candidate.bottleneck = simulation.bottleneck;

@@ -84,14 +84,17 @@ void StepEngine::index_loads(std::span<const TaskCost> costs, std::span<const Re
   }
   using Loads = std::vector<std::pair<ResourceId, double>>;
   std::map<std::pair<double, Loads>, int32_t> known;
+  std::pair<double, Loads> wanted;  // by weight
   std::vector<double> weights;
   std::vector<size_t> begin;
   for (const TaskCost& cost : costs) {
-    Loads loads;
+    auto& [weight, loads] = wanted;
+    weight = cost.weight;
+    loads.clear();
     for (const Demand& demand : cost.demands) {
       if (counts[static_cast<size_t>(demand.resource)]) loads.emplace_back(demand.resource, full_rate(cost, demand));
     }
-    const auto [place, added] = known.try_emplace({cost.weight, std::move(loads)}, static_cast<int32_t>(known.size()));
+    const auto [place, added] = known.try_emplace(wanted, static_cast<int32_t>(known.size()));
     class_of_.push_back(place->second);
     if (!added) continue;
     begin.push_back(loads_.size());
@@ -205,6 +208,7 @@ void StepEngine::begin(int64_t step, TaskId task) {
   }
   const TaskCost& cost = costs_[static_cast<size_t>(task)];
   running_.push_back({step, task, now_ + cost.latency_s, cost.solo_s});
+  ++starting_;
 }
 
 void StepEngine::complete(int64_t step, TaskId task) {
@@ -268,14 +272,21 @@ void StepEngine::update_speeds() {
   }
 }
 
-void StepEngine::advance() {
-  if (running_.empty()) report_deadlock();
+// Those whose latency is over begin their work.
+void StepEngine::start_work() {
+  if (starting_ == 0) return;
   for (Running& task : running_) {
     if (task.working || task.work_from_s > now_ + kSameTime) continue;
     task.working = true;
+    --starting_;
     count(task.task, +1);
     task.speed = classes_[static_cast<size_t>(class_of_[static_cast<size_t>(task.task)])].speed;
   }
+}
+
+void StepEngine::advance() {
+  if (running_.empty()) report_deadlock();
+  start_work();
   update_speeds();
   double wait = std::numeric_limits<double>::infinity();
   for (const Running& task : running_) {
@@ -285,7 +296,7 @@ void StepEngine::advance() {
   // Complete in order of start; `complete` starts nothing, so running_ only shrinks here.
   size_t kept = 0;
   for (size_t i = 0; i < running_.size(); ++i) {
-    Running task = running_[i];
+    Running& task = running_[i];
     if (task.working) {
       task.remaining_s -= task.speed * wait;
       if (task.remaining_s <= task.speed * kSameTime) {
@@ -294,10 +305,12 @@ void StepEngine::advance() {
         continue;
       }
     } else if (task.work_from_s <= now_ + kSameTime && task.remaining_s <= 0) {
+      --starting_;
       complete(task.step, task.task);  // latency only
       continue;
     }
-    running_[kept++] = task;
+    if (kept != i) running_[kept] = task;
+    ++kept;
   }
   running_.resize(kept);
 }
