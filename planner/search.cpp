@@ -3,17 +3,15 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <deque>
 #include <future>
 #include <limits>
-#include <map>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <utility>
 
 #include "model/base/format.h"
 #include "planner/estimate.h"
+#include "planner/fitter.h"
 #include "planner/space.h"
 #include "planner/trial.h"
 
@@ -21,7 +19,6 @@ namespace slidedp {
 namespace {
 
 constexpr size_t kFinalists = 6;          // groups of the second stage, fewer if the tasks allow no more
-constexpr size_t kBetween = 8;            // choices of activation with offload that are estimated for a combination
 constexpr int64_t kStageTasks = 300'000;  // of one rank, simulated in each of the two stages: half a second
 constexpr int64_t kExactTasks = 150'000;  // of all ranks, of the plans that are priced once more at the end
 // Plans priced at the same time, by a thread each. What is pruned depends on it, so it is the same on all machines.
@@ -30,17 +27,9 @@ constexpr size_t kBatch = 4;
 // Steps that differ by less than a nanosecond are equal: the difference is rounding.
 int64_t nanoseconds(PredictedSeconds time) { return std::llround(time.seconds * 1e9); }
 
-// A plan with its memory, before it is priced.
-struct Fitted {
-  Plan plan;
-  int64_t device_bytes = 0, host_bytes = 0;
-};
-
-// A plan's price.
-struct Priced {
+// A plan's price. No simulation: the bound rules it out.
+struct Priced : Price {
   bool exact = false;  // else of one rank that stands for others, which are not quite alike
-  Bound bound;
-  std::optional<Simulation> simulation;  // none: the bound rules it out
 };
 
 // What was simulated of one combination.
@@ -53,18 +42,18 @@ struct Solved {
 class Search {
  public:
   Search(const SearchProblem& problem, const Budgets& budgets, const SearchOptions& options)
-      : problem_(problem), budgets_(budgets), options_(options), without_offload_(choices_without_offload(problem)) {}
+      : problem_(problem), options_(options), fitter_(problem, budgets) {}
 
   // Prices every plan of every combination, but those whose bound shows that they cannot be among the best.
   void run_exhaustive(const std::vector<Combination>& all) {
     const std::vector<ActivationCounts> choices = activation_choices(problem_);
     for (const Combination& combination : all) {
-      const CombinationMemory& memory = memory_of(combination);
+      const CombinationMemory& memory = fitter_.memory_of(combination);
       std::vector<Fitted> plans;
       for (const ActivationCounts counts : choices) {
         if (auto fitted = fit(combination, memory, counts)) plans.push_back(std::move(*fitted));
       }
-      if (plans.empty()) trials_.push_back(over_memory(combination, memory));
+      if (plans.empty()) trials_.push_back(fitter_.over_memory(combination, memory));
       Solved solved;
       price(plans, solved);
       keep(std::move(solved));
@@ -138,84 +127,12 @@ class Search {
   }
   Candidate& best_of(Solved& solved) const { return solved.candidates[best_index(solved)]; }
 
-  // Looked up, where only what memory does not depend on differs.
-  const CombinationMemory& memory_of(Combination combination) {
-    combination.delivery = Delivery::replicated;
-    combination.threads = {};
-    const auto same = [&](const auto& entry) { return entry.first == combination; };
-    std::unique_lock lock(memories_mutex_);
-    auto& known = memories_[{combination.chunk_elements, combination.micro_batch_rows}];
-    if (const auto found = std::ranges::find_if(known, same); found != known.end()) return found->second;
-    lock.unlock();
-    CombinationMemory memory(problem_, combination);
-    lock.lock();
-    return known.emplace_back(combination, std::move(memory)).second;
-  }
-
-  // The largest head chunk that fits, if any does. Only the temporaries depend on it.
-  std::optional<Fitted> largest_head_chunk(const Combination& combination, const CombinationMemory& memory,
-                                           ActivationCounts counts) const {
-    const std::vector<int64_t>& tokens = memory.head_chunks();
-    for (size_t i = 0; i < tokens.size(); ++i) {
-      const int64_t device = memory.device_bytes(counts, i), host = memory.host_bytes(counts);
-      if (!fits(device, host, budgets_)) continue;
-      return Fitted{complete(problem_, combination, counts, tokens[i]), device, host};
-    }
-    return std::nullopt;
-  }
-
   // The same, counted.
   std::optional<Fitted> fit(const Combination& combination, const CombinationMemory& memory, ActivationCounts counts) {
-    auto fitted = largest_head_chunk(combination, memory, counts);
+    auto fitted = fitter_.largest_head_chunk(combination, memory, counts);
     ++result_.considered;
     if (!fitted) ++result_.over_memory;
     return fitted;
-  }
-
-  // The smallest plan of a combination of which nothing fits.
-  Trial over_memory(const Combination& combination, const CombinationMemory& memory) const {
-    const size_t last = memory.head_chunks().size() - 1;
-    const ActivationCounts counts = memory.smallest(budgets_.host_bytes);
-    Plan plan = complete(problem_, combination, counts, memory.head_chunks()[last]);
-    return {std::move(plan), Trial::Outcome::over_memory, memory.device_bytes(counts, last), memory.host_bytes(counts),
-            0};
-  }
-
-  // Of the plans with little extra compute time that fit, without or with offload, the one with the best estimate.
-  std::optional<Fitted> cheapest_fit(const Combination& combination, const CombinationMemory& memory) const {
-    const size_t last = memory.head_chunks().size() - 1;
-    const ActivationCounts least = memory.smallest(budgets_.host_bytes);
-    if (!fits(memory.device_bytes(least, last), memory.host_bytes(least), budgets_)) return std::nullopt;
-    // The least extra compute with and without offload, and a few choices between: they copy less and compute more.
-    const size_t choices = without_offload_.size();
-    size_t first = choices, resident = 0;
-    std::optional<Fitted> best;
-    for (; resident < choices; ++resident) {
-      best = largest_head_chunk(combination, memory, without_offload_[resident]);
-      if (best) break;
-      if (first == choices && offloading_fit(combination, memory, without_offload_[resident])) first = resident;
-    }
-    if (first == choices) return best;
-    double best_s = best ? estimate_step(problem_, best->plan) : std::numeric_limits<double>::infinity();
-    for (size_t part = 0; part < kBetween; ++part) {
-      auto fitted = offloading_fit(combination, memory, without_offload_[first + (resident - first) * part / kBetween]);
-      const double fitted_s = fitted ? estimate_step(problem_, fitted->plan) : best_s;
-      if (fitted_s >= best_s) continue;
-      best = std::move(fitted);
-      best_s = fitted_s;
-    }
-    return best;
-  }
-
-  // With as few layers offloaded as make it fit.
-  std::optional<Fitted> offloading_fit(const Combination& combination, const CombinationMemory& memory,
-                                       ActivationCounts counts) const {
-    for (size_t i = 0; i < memory.head_chunks().size(); ++i) {
-      const auto offloading = memory.offloading(counts, i, budgets_.device_bytes);
-      if (!offloading) continue;
-      if (auto fitted = largest_head_chunk(combination, memory, *offloading)) return fitted;
-    }
-    return std::nullopt;
   }
 
   // The first of some combinations of which a plan fits, and those before it.
@@ -226,9 +143,9 @@ class Search {
 
   // Safe in threads.
   void try_fit(const Combination& combination, FirstFit& found) {
-    const CombinationMemory& memory = memory_of(combination);
-    found.fitted = cheapest_fit(combination, memory);
-    if (!found.fitted) found.over_memory.push_back(over_memory(combination, memory));
+    const CombinationMemory& memory = fitter_.memory_of(combination);
+    found.fitted = fitter_.cheapest(combination, memory);
+    if (!found.fitted) found.over_memory.push_back(fitter_.over_memory(combination, memory));
   }
 
   void note_fit(FirstFit& found) {
@@ -242,11 +159,8 @@ class Search {
   Priced priced(const Plan& plan, const Solved& solved) const {
     const StepGraph graph = two_stages_ ? build_rank_graph(problem_.model, problem_.train, plan)
                                         : build_step_graph(problem_.model, problem_.train, plan);
-    Priced result;
-    result.exact = !two_stages_ || ranks_alike(graph);
-    result.bound = bound(graph, problem_.hardware);
-    if (!cannot_win(result.bound.step, solved)) result.simulation = simulate(graph, problem_.hardware);
-    return result;
+    const auto ruled_out = [&](const Bound& bound) { return cannot_win(bound.step, solved); };
+    return {price_graph(graph, problem_.hardware, ruled_out), !two_stages_ || ranks_alike(graph)};
   }
 
   // Calls work(0) to work(count - 1), each in a thread of its own. What the first of them throws is thrown.
@@ -391,22 +305,23 @@ class Search {
     const ActivationCounts first = activation_counts(combination);
     combination.activation.clear();
     combination.head_chunk_tokens = 0;
-    const CombinationMemory& memory = memory_of(combination);
+    const CombinationMemory& memory = fitter_.memory_of(combination);
     int64_t least = winner.candidates.front().device_bytes;
     std::vector<Fitted> plans;
     // Takes a plan that fits and needs less than the last; returns whether it is one.
     const auto take = [&](ActivationCounts counts) {
-      auto fitted = largest_head_chunk(combination, memory, counts);
+      auto fitted = fitter_.largest_head_chunk(combination, memory, counts);
       if (!fitted || fitted->device_bytes >= least) return false;
       least = fitted->device_bytes;
       plans.push_back(std::move(*fitted));
       return true;
     };
+    const std::vector<ActivationCounts>& choices = fitter_.without_offload();
     size_t at = 0, skip = 0;
     const ActivationCounts resident{first.recompute + first.offload, first.selective};
-    while (at < without_offload_.size() && without_offload_[at] != resident) ++at;
-    for (size_t i = at + 1; i < without_offload_.size(); i += 1 + skip) {
-      ActivationCounts counts = without_offload_[i];
+    while (at < choices.size() && choices[at] != resident) ++at;
+    for (size_t i = at + 1; i < choices.size(); i += 1 + skip) {
+      ActivationCounts counts = choices[i];
       counts.offload = std::min(first.offload, counts.recompute);
       counts.recompute -= counts.offload;
       if (take(counts)) skip = 4 * skip + 3;
@@ -461,8 +376,9 @@ class Search {
 
   void price_exactly(Candidate& candidate) {
     const StepGraph graph = build_step_graph(problem_.model, problem_.train, candidate.plan);
-    const Simulation simulation = simulate(graph, problem_.hardware);
-    candidate.bound = bound(graph, problem_.hardware).step;
+    const auto [bound, simulated] = price_graph(graph, problem_.hardware, [](const Bound&) { return false; });
+    const Simulation& simulation = *simulated;
+    candidate.bound = bound.step;
     candidate.step = simulation.step;
     candidate.exposed = simulation.exposed;
     candidate.bottleneck = simulation.bottleneck;
@@ -482,12 +398,8 @@ class Search {
 
   const SearchProblem& problem_;
   bool two_stages_ = false;
-  Budgets budgets_;
   SearchOptions options_;
-  std::vector<ActivationCounts> without_offload_;  // choices of activation
-  // In coarse groups. Found ones keep their places.
-  std::mutex memories_mutex_;
-  std::map<std::pair<int64_t, int64_t>, std::deque<std::pair<Combination, CombinationMemory>>> memories_;
+  Fitter fitter_;
   SearchResult result_;
   PredictedSeconds fastest_;     // of all simulated
   std::vector<Solved> solved_;   // by combination, none empty

@@ -10,7 +10,8 @@ namespace {
 
 class Declarer {
  public:
-  Declarer(StepGraph& graph, const ModelSpec& model) : graph_(graph), plan_(graph.plan), model_(model) {}
+  Declarer(StepGraph& graph, const ModelSpec& model)
+      : graph_(graph), plan_(graph.plan), model_(model), largest_chunk_(largest_chunk()) {}
 
   BufferTable declare(int ranks) {
     place_in_ring();
@@ -101,7 +102,7 @@ class Declarer {
     for (int source = 0; ring && source < sources; ++source) {
       auto& of_source = table_.ring.emplace_back();
       for (int slot = 0; slot < plan_.landing_slots; ++slot) {
-        of_source.push_back(add(BufferKind::landing, -1, -1, largest_chunk() * wire_bytes,
+        of_source.push_back(add(BufferKind::landing, -1, -1, largest_chunk_ * wire_bytes,
                                 fmt::format("landing ring source {} slot {}", source, slot)));
       }
     }
@@ -143,7 +144,7 @@ class Declarer {
                 fmt::format("rank {} gradient slot {}[{}]", rank, name(slot_class), slot)));
       }
     }
-    const int64_t chunk_bytes = largest_chunk() * size_of(plan_.wire);
+    const int64_t chunk_bytes = largest_chunk_ * size_of(plan_.wire);
     for (int slot = 0; plan_.accumulator != plan_.wire && slot < plan_.wire_slots; ++slot) {
       buffers.wire.push_back(
           add(BufferKind::wire_slot, rank, -1, chunk_bytes, fmt::format("rank {} wire slot {}", rank, slot)));
@@ -230,6 +231,7 @@ class Declarer {
   StepGraph& graph_;
   const Plan& plan_;
   const ModelSpec& model_;
+  const int64_t largest_chunk_;  // padded elements
   BufferTable table_;
 };
 

@@ -26,6 +26,7 @@ Builder::Builder(const ModelSpec& model, const TrainSpec& train, const Plan& pla
   for (const ActivationPolicy policy : plan.activation) {
     saved_.push_back(saved_layout(model, plan.micro_batch_tokens(), plan.compute, policy));
   }
+  price_blocks();
   visits_ = plan_visits(graph_.layout, plan);
   wire_bytes_ = size_of(plan.wire);
   accumulator_bytes_ = size_of(plan.accumulator);
@@ -268,20 +269,31 @@ void Builder::emit_embedding_forward(const Visit& visit, int rank, int m) {
   emit_act_d2h(rank, m, 0);
 }
 
+void Builder::price_blocks() {
+  const int64_t rows = plan().micro_batch_rows, seq = plan().seq;
+  for (const LayerBlock block : {LayerBlock::attention, LayerBlock::mlp}) {
+    const auto backward = [&](bool first) {
+      return layer_backward_work(model_, rows, seq, plan().compute, plan().accumulator, first, block);
+    };
+    block_work_[block] = {layer_forward_work(model_, rows, seq, plan().compute, block), backward(false), backward(true),
+                          layer_forward_flops(model_, rows, seq, block) / layer_forward_flops(model_, rows, seq)};
+  }
+}
+
 // One block of a layer: which weights and which share of the layer's work.
 Task& Builder::emit_block(TaskKind kind, LayerBlock block, const Visit& visit, int rank, int m) {
   Task& task = emit_micro_batch(kind, visit.unit, rank, m);
   task.block = block;
   task.first = kind == TaskKind::bwd && m == 0;
   touch_weights(task, Role::weights, visit.weights[0]);
-  const int64_t rows = plan().micro_batch_rows, seq = plan().seq;
-  const LayerWork work = kind == TaskKind::bwd ? layer_backward_work(model_, rows, seq, plan().compute,
-                                                                     plan().accumulator, task.first, block)
-                                               : layer_forward_work(model_, rows, seq, plan().compute, block);
+  const BlockWork& of_block = block_work_.at(block);
+  const LayerWork& work = kind != TaskKind::bwd ? of_block.forward
+                          : task.first          ? of_block.first_backward
+                                                : of_block.backward;
   task.work.flops = work.flops();
   task.work.attention_flops = work.attention_flops;
   task.work.layer_bytes = work.bytes;
-  task.work.share = layer_forward_flops(model_, rows, seq, block) / layer_forward_flops(model_, rows, seq);
+  task.work.share = of_block.share;
   return task;
 }
 

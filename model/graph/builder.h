@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "model/cost/activations.h"
+#include "model/cost/layer_work.h"
 #include "model/graph/buffers.h"
 #include "model/graph/step_graph.h"
 #include "model/graph/visits.h"
@@ -51,6 +52,7 @@ class Builder {
   BufferId gradient_slot(int rank, int unit);
   void touch_gradients(Task& task, Role role, int unit);
   void emit_embedding_forward(const Visit& visit, int rank, int m);
+  void price_blocks();
   Task& emit_block(TaskKind kind, LayerBlock block, const Visit& visit, int rank, int m);
   Task& emit_forward_block(TaskKind kind, LayerBlock block, const Visit& visit, int rank, int m);
   void emit_layer_forward(const Visit& visit, int rank, int m);
@@ -108,6 +110,13 @@ class Builder {
   StepGraph graph_;
   BufferTable buffers_;
   std::vector<SavedLayout> saved_;  // by layer
+  // Layers are alike: what one block does for a micro-batch, by LayerBlock.
+  struct BlockWork {
+    LayerWork forward, backward;
+    LayerWork first_backward;  // of a wave's first micro-batch
+    double share = 0;          // of the layer
+  };
+  std::map<LayerBlock, BlockWork> block_work_;
   std::vector<Visit> visits_;
   std::vector<int32_t> first_chunk_;  // by unit: chunks of the units before it
   int32_t total_chunks_ = 0;

@@ -83,14 +83,16 @@ void StepEngine::index_loads(std::span<const TaskCost> costs, std::span<const Re
     if (contention.any() || most[r] > resources[r].capacity * (1 + 1e-12)) counts[r] = true;
     for (const Beside& one : contention.beside) counts[static_cast<size_t>(one.other)] = true;
   }
-  std::map<std::vector<std::pair<ResourceId, double>>, int32_t> known;
+  using Loads = std::vector<std::pair<ResourceId, double>>;
+  std::map<Loads, int32_t> known;
+  Loads loads;
   std::vector<size_t> begin;
   for (const TaskCost& cost : costs) {
-    std::vector<std::pair<ResourceId, double>> loads;
+    loads.clear();
     for (const Demand& demand : cost.demands) {
       if (counts[static_cast<size_t>(demand.resource)]) loads.emplace_back(demand.resource, full_rate(cost, demand));
     }
-    const auto [place, added] = known.try_emplace(std::move(loads), static_cast<int32_t>(known.size()));
+    const auto [place, added] = known.try_emplace(loads, static_cast<int32_t>(known.size()));
     class_of_.push_back(place->second);
     if (!added) continue;
     begin.push_back(loads_.size());
@@ -203,6 +205,7 @@ void StepEngine::begin(int64_t step, TaskId task) {
   }
   const TaskCost& cost = costs_[static_cast<size_t>(task)];
   running_.push_back({step, task, now_ + cost.latency_s, cost.solo_s});
+  ++starting_;
 }
 
 void StepEngine::complete(int64_t step, TaskId task) {
@@ -264,14 +267,21 @@ void StepEngine::update_speeds() {
   }
 }
 
-void StepEngine::advance() {
-  if (running_.empty()) report_deadlock();
+// Those whose latency is over begin their work.
+void StepEngine::start_work() {
+  if (starting_ == 0) return;
   for (Running& task : running_) {
     if (task.working || task.work_from_s > now_ + kSameTime) continue;
     task.working = true;
+    --starting_;
     count(task.task, +1);
     task.speed = classes_[static_cast<size_t>(class_of_[static_cast<size_t>(task.task)])].speed;
   }
+}
+
+void StepEngine::advance() {
+  if (running_.empty()) report_deadlock();
+  start_work();
   update_speeds();
   double wait = std::numeric_limits<double>::infinity();
   for (const Running& task : running_) {
@@ -281,7 +291,7 @@ void StepEngine::advance() {
   // Complete in order of start; `complete` starts nothing, so running_ only shrinks here.
   size_t kept = 0;
   for (size_t i = 0; i < running_.size(); ++i) {
-    Running task = running_[i];
+    Running& task = running_[i];
     if (task.working) {
       task.remaining_s -= task.speed * wait;
       if (task.remaining_s <= task.speed * kSameTime) {
@@ -290,10 +300,12 @@ void StepEngine::advance() {
         continue;
       }
     } else if (task.work_from_s <= now_ + kSameTime && task.remaining_s <= 0) {
+      --starting_;
       complete(task.step, task.task);  // latency only
       continue;
     }
-    running_[kept++] = task;
+    if (kept != i) running_[kept] = task;
+    ++kept;
   }
   running_.resize(kept);
 }

@@ -96,6 +96,7 @@ class StepEngine {
   void complete(int64_t step, TaskId task);
   void met(int64_t step, TaskId task);  // one dependency of the task is met
   void advance();
+  void start_work();
   void count(TaskId task, int change);
   void update_speeds();
   [[noreturn]] void report_deadlock();
@@ -118,6 +119,7 @@ class StepEngine {
   std::priority_queue<Ready, std::vector<Ready>, std::greater<>> ready_;
   int free_workers_ = 0;
   std::vector<Running> running_;
+  int starting_ = 0;         // of them, in their latency
   int changed_classes_ = 0;  // whose number of working tasks is not that of the last sharing
   // Scratch of update_speeds.
   std::vector<Load> class_loads_;

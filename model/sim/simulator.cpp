@@ -120,38 +120,61 @@ Timeline predicted_timeline(SteadyStep steady) {
   return timeline;
 }
 
+// A step graph with what its tasks cost on a machine.
+class Pricing {
+ public:
+  Pricing(const StepGraph& graph, const HardwareSpec& hardware)
+      : graph_(graph),
+        model_(graph, hardware),
+        costs_(task_costs(graph, model_)),
+        loads_(steady_loads(graph, model_, costs_)) {}
+
+  Bound bound() const {
+    if (loads_.empty()) return {};
+    return {{loads_.front().seconds}, loads_.front().name};
+  }
+
+  Simulation simulate() const {
+    StepEngine engine(graph_, costs_, model_.resources());
+    SteadyStep steady = run_to_steady(engine);
+    if (!steady.settled && !loads_.empty()) {
+      // In steps that do not settle work moves across the step's ends, so a few of them can be too short. No run is
+      // shorter than the bound in the long term.
+      steady.duration_s = std::max(steady.duration_s, loads_.front().seconds);
+    }
+    Simulation result;
+    result.step = {steady.duration_s};
+    result.exposed = {mean_exposed(graph_, steady)};
+    result.settled = steady.settled;
+    for (const LaneLoad& load : loads_) {
+      result.uses.push_back({load.name, steady.duration_s > 0 ? load.seconds / steady.duration_s : 0});
+    }
+    if (!result.uses.empty()) result.bottleneck = result.uses.front().name;
+    result.timeline = predicted_timeline(std::move(steady));
+    return result;
+  }
+
+ private:
+  const StepGraph& graph_;
+  CostModel model_;
+  std::vector<TaskCost> costs_;
+  std::vector<LaneLoad> loads_;
+};
+
 }  // namespace
 
 Simulation simulate(const StepGraph& graph, const HardwareSpec& hardware) {
-  const CostModel model(graph, hardware);
-  const std::vector<TaskCost> costs = task_costs(graph, model);
-  StepEngine engine(graph, costs, model.resources());
-  SteadyStep steady = run_to_steady(engine);
-  std::vector<LaneLoad> loads = steady_loads(graph, model, costs);
-  if (!steady.settled && !loads.empty()) {
-    // In steps that do not settle work moves across the step's ends, so a few of them can be too short. No run is
-    // shorter than the bound in the long term.
-    steady.duration_s = std::max(steady.duration_s, loads.front().seconds);
-  }
-
-  Simulation result;
-  result.step = {steady.duration_s};
-  result.exposed = {mean_exposed(graph, steady)};
-  result.settled = steady.settled;
-  for (LaneLoad& load : loads) {
-    const double share = steady.duration_s > 0 ? load.seconds / steady.duration_s : 0;
-    result.uses.push_back({std::move(load.name), share});
-  }
-  if (!result.uses.empty()) result.bottleneck = result.uses.front().name;
-  result.timeline = predicted_timeline(std::move(steady));
-  return result;
+  return Pricing(graph, hardware).simulate();
 }
 
-Bound bound(const StepGraph& graph, const HardwareSpec& hardware) {
-  const CostModel model(graph, hardware);
-  const std::vector<LaneLoad> loads = steady_loads(graph, model, task_costs(graph, model));
-  if (loads.empty()) return {};
-  return {{loads.front().seconds}, loads.front().name};
+Bound bound(const StepGraph& graph, const HardwareSpec& hardware) { return Pricing(graph, hardware).bound(); }
+
+Price price_graph(const StepGraph& graph, const HardwareSpec& hardware,
+                  const std::function<bool(const Bound&)>& enough) {
+  const Pricing pricing(graph, hardware);
+  Price result{pricing.bound(), std::nullopt};
+  if (!enough(result.bound)) result.simulation = pricing.simulate();
+  return result;
 }
 
 }  // namespace slidedp

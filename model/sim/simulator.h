@@ -1,6 +1,8 @@
 // Predicted step time: an event simulation of the step graph and a closed-form bound below it.
 #pragma once
 
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,5 +44,13 @@ struct Bound {
 // bound(g, h).step <= simulate(g, h).step, within the tolerance of simulate's stopping rule: the work of one step on a
 // lane or resource is done between two places that are a step apart, and those are a step time apart within 1e-3.
 Bound bound(const StepGraph& graph, const HardwareSpec& hardware);
+
+struct Price {
+  Bound bound;
+  std::optional<Simulation> simulation;
+};
+// Both; no simulation where the bound already says enough.
+Price price_graph(const StepGraph& graph, const HardwareSpec& hardware,
+                  const std::function<bool(const Bound&)>& enough);
 
 }  // namespace slidedp

@@ -7,8 +7,15 @@
 #include <vector>
 
 #include "model/graph/step_graph.h"
+#include "tests/support/random_problem.h"
 
 namespace slidedp::testing {
+
+// The whole graph of a valid problem.
+inline StepGraph build(const RandomProblem& problem) {
+  validate_plan(problem.plan, problem.model, problem.train);
+  return build_step_graph(problem.model, problem.train, problem.plan);
+}
 
 struct Conflict {
   int step_a, step_b;
