@@ -101,8 +101,8 @@ inline std::vector<StateSlice> slices_of(StatePool& pool, int workers) {
   return slices;
 }
 
-// Thread counts that show where a stream stops growing: one, the fourths of all cores, what a plan of one rank gives
-// its update workers (its launching thread and the program itself keep a core), and all.
+// Thread counts that show where a stream stops growing: one, a quarter and half of all cores, what a plan of one rank
+// gives its update workers (its launching thread and the program itself keep a core), and all.
 std::vector<int> thread_counts(const ProbeContext& context);
 int planned_threads(const ProbeContext& context);
 

@@ -13,6 +13,7 @@ namespace slidedp {
 namespace {
 
 constexpr int kMostSources = 4;
+
 std::optional<std::string> too_little_memory(const ProbeContext& context) {
   if (StatePool::elements_in(context.state_memory(), kMostSources) / context.cores >= kBlockElements) {
     return std::nullopt;
@@ -115,7 +116,7 @@ class NormProbe final : public Probe {
       return elements;
     };
     WorkerCores cores(1, 0);
-    return {context.warm_harness(1).measure({"seconds", "s", {{"elements", elements}}, {}, true}, [&] {
+    return {context.warm_harness(1, 0.5).measure({"seconds", "s", {{"elements", elements}}, {}, true}, [&] {
       cores.turn();
       return elements / rate_together(1, cores, context.window_s(), square);
     })};

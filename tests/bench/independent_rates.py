@@ -18,6 +18,8 @@ import statistics
 import threading
 import time
 
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages for large tensors, as the training state has them
+
 import numpy
 import torch
 
@@ -46,7 +48,7 @@ def run_threads(works, piece_bytes, window):
     """Each core calls its own works in turn for about `window` seconds; GB/s of all. PyTorch lets go of the interpreter's
     lock during a call, and calls of milliseconds hide what Python takes between them."""
     curves, stop, cores = [], threading.Event(), sorted(os.sched_getaffinity(0))
-    ready = threading.Barrier(len(cores) + 1)
+    ready = threading.Barrier(len(cores) + 1, timeout=60)  # broken, and with it the program, where a thread fails
 
     def loop(core, mine, first):
         os.sched_setaffinity(0, {core})  # of this thread
@@ -71,10 +73,13 @@ def run_threads(works, piece_bytes, window):
     stop.set()
     for thread in threads:
         thread.join()
+    if len(curves) < len(cores):
+        raise SystemExit("A thread failed, see above: the others' rates are not those of all cores.")
     return 1e-9 * rate_together(curves)
 
 
 def host_rates(gib, window):
+    threads = torch.get_num_threads()
     count = int(gib * 2**30) // 4
     # None lies at the same place of its page as another.
     a, b, c = (torch.full((count + 272 * i,), 0.5)[272 * i:] for i in range(3))
@@ -88,6 +93,7 @@ def host_rates(gib, window):
         works = [[lambda parts=[x[at:at + piece] for x in (a, b, c)], operation=operation: operation(*parts)
                   for at in range(i * share, (i + 1) * share - piece + 1, piece)] for i in range(cores)]
         found[f"dram_{name}_gbps"] = run_threads(works, size * piece, window)
+    torch.set_num_threads(threads)
     for name, (size, operation) in operations.items():
         found[f"dram_{name}_one_call_gbps"] = 1e-9 * size * count / seconds(lambda: operation(a, b, c), 8)
     return found
@@ -98,22 +104,26 @@ def copy_rates():
     host = [torch.empty(pieces, size, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
     device = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2)]
     streams = [torch.cuda.Stream() for _ in range(2)]
-    h2d = lambda i: device[0].copy_(host[0][i % pieces], non_blocking=True)
-    d2h = lambda i: host[1][i % pieces].copy_(device[1], non_blocking=True)
 
-    def rate(copies, calls=pieces):
+    def h2d(i):
+        device[0].copy_(host[0][i], non_blocking=True)
+
+    def d2h(i):
+        host[1][i].copy_(device[1], non_blocking=True)
+
+    def rate(copies):
         torch.cuda.synchronize()
         origin = torch.cuda.Event(enable_timing=True)
         origin.record()
-        marks = [[torch.cuda.Event(enable_timing=True) for _ in range(calls + 1)] for _ in copies]
-        for i in range(calls + 1):  # in turn, so that both streams have work from the first moment
+        marks = [[torch.cuda.Event(enable_timing=True) for _ in range(pieces + 1)] for _ in copies]
+        for i in range(pieces + 1):  # in turn, so that both streams have work from the first moment
             for copy, stream, events in zip(copies, streams, marks):
                 with torch.cuda.stream(stream):
                     if i > 0:
-                        copy(i)
+                        copy(i - 1)
                     events[i].record()
         torch.cuda.synchronize()
-        amounts = [size * i for i in range(calls + 1)]
+        amounts = [size * i for i in range(pieces + 1)]
         return 1e-9 * rate_together([([1e-3 * origin.elapsed_time(event) for event in events], amounts)
                                      for events in marks])
 

@@ -192,7 +192,7 @@ TEST(Streams, DoWhatTheyAreTimedFor) {
   EXPECT_EQ(streams::read(reinterpret_cast<const float*>(words.data()), kCount), (24ull << 40) + 276);
 }
 
-// None of them what no memory system of today leaves, as values in other units would be.
+// Within what memory systems can do: values in other units are not.
 TEST(HostProbes, GiveRatesOfMemory) {
   const ProbeContext context = small_context();
   const std::map<std::string, double> bytes_an_element{
