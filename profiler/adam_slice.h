@@ -1,8 +1,8 @@
 // The CPU optimizer over buffers that roll through DRAM, as the update workers run it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -10,7 +10,6 @@
 #include "profiler/probe.h"
 #include "profiler/rolling.h"
 #include "runtime/host/cpu_adam.h"
-#include "runtime/host/worker_cores.h"
 
 namespace slidedp {
 
@@ -68,22 +67,27 @@ class StatePool {
   AdamScalars scalars_ = typical_scalars();
 };
 
-// One worker's share of a pool, gone through chunk by chunk, round and round. The pool must outlive it.
+// One worker's share of a pool, gone through chunk by chunk, round and round. It begins somewhere inside, elsewhere for
+// each worker: shares are often a power of two apart, and workers that go through them in step would meet in the same
+// memory channels and banks. The pool must outlive it.
 class StateSlice {
  public:
   StateSlice(StatePool& pool, int worker, int workers) : pool_(&pool) {
     const int64_t share = pool.elements() / workers / kBlockElements * kBlockElements;
-    begin_ = position_ = worker * share;
+    begin_ = worker * share;
     end_ = begin_ + share;
+    position_ = begin_ + staggered(worker, end_ - begin_ - chunk() + 1) / kBlockElements * kBlockElements;
   }
   // Elements of a chunk: what one call updates.
   int64_t chunk() const { return std::min(kElementsPerCall, end_ - begin_); }
   int64_t position() const { return position_; }
   void seek(int64_t position) { position_ = position; }
-  void update(int sources, UpdatePart part = UpdatePart::whole) {
+  // Returns the elements updated.
+  int64_t update(int sources, UpdatePart part = UpdatePart::whole) {
     if (position_ + chunk() > end_) position_ = begin_;
     pool_->update(position_, chunk(), sources, part);
     position_ += chunk();
+    return chunk();
   }
 
  private:
@@ -97,21 +101,8 @@ inline std::vector<StateSlice> slices_of(StatePool& pool, int workers) {
   return slices;
 }
 
-// Ties the calling thread to its core as the executor ties its update workers: `others` threads keep cores of their
-// own. Nothing where the cores do not suffice.
-class WorkerCores {
- public:
-  WorkerCores(int workers, int others) : places_(worker_places(numa_nodes(), workers, others)) {}
-  void take(int worker) const {
-    if (!places_.empty()) run_on_cores({places_[static_cast<size_t>(worker)].core});
-  }
-
- private:
-  std::vector<WorkerPlace> places_;
-};
-
-// Thread counts that show where a stream stops growing: one, the fourths of all cores, what a plan of one rank gives
-// its update workers (its launching thread and the program itself keep a core), and all.
+// Thread counts that show where a stream stops growing: one, a quarter and half of all cores, what a plan of one rank
+// gives its update workers (its launching thread and the program itself keep a core), and all.
 std::vector<int> thread_counts(const ProbeContext& context);
 int planned_threads(const ProbeContext& context);
 

@@ -1,11 +1,9 @@
 #include "profiler/measure.h"
 
 #include <algorithm>
-#include <barrier>
 #include <chrono>
 #include <cmath>
 #include <stdexcept>
-#include <thread>
 
 #include "model/base/error.h"
 
@@ -48,26 +46,6 @@ std::vector<Measurement> Harness::measure(std::vector<Measurement> what,
   }
   for (Measurement& measurement : what) measurement.steady = steady(measurement);
   return what;
-}
-
-double seconds_together(int threads, const std::function<void(int worker)>& work,
-                        const std::function<void(int worker)>& prepare) {
-  std::vector<double> starts(static_cast<size_t>(threads)), ends(static_cast<size_t>(threads));
-  std::barrier start(threads);
-  {
-    std::vector<std::jthread> team;
-    for (int worker = 0; worker < threads; ++worker) {
-      team.emplace_back([&, worker] {
-        const auto index = static_cast<size_t>(worker);
-        prepare(worker);
-        start.arrive_and_wait();
-        starts[index] = steady_seconds();
-        work(worker);
-        ends[index] = steady_seconds();
-      });
-    }
-  }
-  return *std::max_element(ends.begin(), ends.end()) - *std::min_element(starts.begin(), starts.end());
 }
 
 }  // namespace slidedp

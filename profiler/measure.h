@@ -40,10 +40,4 @@ class Harness {
   const std::atomic<bool>* stop_;
 };
 
-// Runs `work(worker)` on `threads` threads that start together; returns the seconds from the first start to the last
-// end. Neither function may throw; `prepare` is not timed.
-double seconds_together(
-    int threads, const std::function<void(int worker)>& work,
-    const std::function<void(int worker)>& prepare = [](int) {});
-
 }  // namespace slidedp

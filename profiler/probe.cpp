@@ -18,4 +18,10 @@ Harness ProbeContext::harness(int measurements, double times) const {
   return Harness(settings, steady_seconds, stop);
 }
 
+Harness ProbeContext::warm_harness(int measurements, double times) const {
+  HarnessSettings settings = harness(measurements, times).settings();
+  settings.warm_up = 0;
+  return Harness(settings, steady_seconds, stop);
+}
+
 }  // namespace slidedp

@@ -44,6 +44,10 @@ struct ProbeContext {
   int64_t rank_memory_bytes() const;
   // A harness whose measurements share the probe's time in one round, or so many times that.
   Harness harness(int measurements, double times = 1) const;
+  // The same for what warms itself up.
+  Harness warm_harness(int measurements, double times = 1) const;
+  // Seconds in which a team of workers is watched.
+  double window_s() const { return quick ? 0.03 : 0.1; }
   int64_t state_memory() const { return state_bytes > 0 ? state_bytes : rolling_bytes; }
 };
 

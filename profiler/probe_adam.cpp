@@ -1,22 +1,18 @@
 // The CPU optimizer: the functions of runtime/host that training runs, over buffers that roll through DRAM.
 #include <algorithm>
 #include <array>
-#include <limits>
-#include <set>
 
 #include "model/base/format.h"
-#include "model/calibration/contention_fit.h"
 #include "profiler/adam_slice.h"
 #include "profiler/probe.h"
 #include "profiler/rolling.h"
+#include "profiler/stream_team.h"
 #include "runtime/host/cpu_adam.h"
 
 namespace slidedp {
 namespace {
 
 constexpr int kMostSources = 4;
-// Chunks that one thread updates in a repeat: memory is not everywhere equally fast, and one chunk takes milliseconds.
-constexpr int kChunks = 8;
 
 std::optional<std::string> too_little_memory(const ProbeContext& context) {
   if (StatePool::elements_in(context.state_memory(), kMostSources) / context.cores >= kBlockElements) {
@@ -25,13 +21,12 @@ std::optional<std::string> too_little_memory(const ProbeContext& context) {
   return fmt::format("only {} of memory may be used", format_bytes(context.rolling_bytes));
 }
 
-// Elements that seconds_of_chunks() updates.
-double chunks_elements(const StateSlice& slice) { return static_cast<double>(slice.chunk()) * kChunks; }
-
-double seconds_of_chunks(StateSlice& slice, int sources, UpdatePart part) {
-  return seconds_together(1, [&](int) {
-    for (int i = 0; i < kChunks; ++i) slice.update(sources, part);
-  });
+// Seconds of one chunk where one worker updates chunk after chunk.
+double seconds_of_a_chunk(const ProbeContext& context, const WorkerCores& cores, StateSlice& slice, int sources,
+                          UpdatePart part) {
+  const auto elements = static_cast<double>(slice.chunk());
+  return elements / rate_together(1, cores, context.window_s(),
+                                  [&](int) { return static_cast<double>(slice.update(sources, part)); });
 }
 
 class AdamProbe final : public Probe {
@@ -40,26 +35,25 @@ class AdamProbe final : public Probe {
   std::string method() const override {
     return "adam_update over rolling hi, lo, m, v with one bf16 gradient source (26 B of traffic an element), by "
            "number "
-           "of threads, each tied to a core";
+           "of threads, each tied to a core; sum of the threads' rates in a window in which all run";
   }
   std::optional<std::string> waived(const ProbeContext& context) const override { return too_little_memory(context); }
 
   std::vector<Measurement> run(const ProbeContext& context) const override {
     const std::vector<int> teams = thread_counts(context);
-    const Harness harness = context.harness(static_cast<int>(teams.size()), 1.2);
+    const Harness harness = context.warm_harness(static_cast<int>(teams.size()), 1.2);
     StatePool pool(context.state_memory(), 1);
     std::vector<Measurement> result;
     for (const int threads : teams) {
       std::vector<StateSlice> slices = slices_of(pool, threads);
-      const WorkerCores cores(threads, 0);
-      const double elements = static_cast<double>(slices.front().chunk()) * kChunks * threads;
+      WorkerCores cores(threads, 0);
+      const StreamWork update = [&](int worker) {
+        return static_cast<double>(slices[static_cast<size_t>(worker)].update(1));
+      };
+      const double elements = static_cast<double>(slices.front().chunk()) * threads;
       result.push_back(harness.measure({"seconds", "s", {{"threads", threads}, {"elements", elements}}, {}, true}, [&] {
-        return seconds_together(
-            threads,
-            [&](int worker) {
-              for (int i = 0; i < kChunks; ++i) slices[static_cast<size_t>(worker)].update(1);
-            },
-            [&](int worker) { cores.take(worker); });
+        cores.turn();
+        return elements / rate_together(threads, cores, context.window_s(), update);
       }));
     }
     return result;
@@ -71,7 +65,7 @@ class SplitProbe final : public Probe {
   std::string key() const override { return "host.split"; }
   std::string method() const override {
     return "the two passes of a split update in turn, adam_update's weights and moments (18 B of traffic an element "
-           "each), with one bf16 gradient source and one thread";
+           "each), with one bf16 gradient source and one thread, on another core each time";
   }
   std::optional<std::string> waived(const ProbeContext& context) const override { return too_little_memory(context); }
 
@@ -80,15 +74,18 @@ class SplitProbe final : public Probe {
     StateSlice slice(pool, 0, 1);
     std::vector<Measurement> points;
     for (UpdatePart part : kParts) {
-      points.push_back({"seconds", "s", {{"part", part_number(part)}, {"elements", chunks_elements(slice)}}, {}, true});
+      points.push_back(
+          {"seconds", "s", {{"part", part_number(part)}, {"elements", static_cast<double>(slice.chunk())}}, {}, true});
     }
+    WorkerCores cores(1, 0);
     // Both over the same memory, which the caches have lost meanwhile.
-    return context.harness(1).measure(std::move(points), [&] {
+    return context.warm_harness(1).measure(std::move(points), [&] {
+      cores.turn();
       std::vector<double> seconds;
       const int64_t position = slice.position();
       for (UpdatePart part : kParts) {
         slice.seek(position);
-        seconds.push_back(seconds_of_chunks(slice, 1, part));
+        seconds.push_back(seconds_of_a_chunk(context, cores, slice, 1, part));
       }
       return seconds;
     });
@@ -103,7 +100,7 @@ class NormProbe final : public Probe {
  public:
   std::string key() const override { return "host.norm"; }
   std::string method() const override {
-    return "block_square_sums over one rolling bf16 gradient source, with one thread";
+    return "block_square_sums over one rolling bf16 gradient source, with one thread, on another core each time";
   }
   std::optional<std::string> waived(const ProbeContext& context) const override { return too_little_memory(context); }
 
@@ -112,15 +109,16 @@ class NormProbe final : public Probe {
     const int64_t count = std::min(kElementsPerCall, available);
     RollingBuffer gradient(available * kWireBytes, "the norm probe's gradient");
     std::vector<double> sums(static_cast<size_t>(ceil_div(count, kBlockElements)));
-    constexpr int kCalls = 4 * kChunks;  // a chunk takes a tenth of what its update takes
-    const double elements = static_cast<double>(count) * kCalls;
-    return {context.harness(1).measure({"seconds", "s", {{"elements", elements}}, {}, true}, [&] {
-      return seconds_together(1, [&](int) {
-        for (int i = 0; i < kCalls; ++i) {
-          const void* source = gradient.next(count * kWireBytes);
-          block_square_sums({{&source, 1}, 1, DType::bf16}, count, sums);
-        }
-      });
+    const auto elements = static_cast<double>(count);
+    const StreamWork square = [&](int) {
+      const void* source = gradient.next(count * kWireBytes);
+      block_square_sums({{&source, 1}, 1, DType::bf16}, count, sums);
+      return elements;
+    };
+    WorkerCores cores(1, 0);
+    return {context.warm_harness(1, 0.5).measure({"seconds", "s", {{"elements", elements}}, {}, true}, [&] {
+      cores.turn();
+      return elements / rate_together(1, cores, context.window_s(), square);
     })};
   }
 };
@@ -129,9 +127,8 @@ class SourcesProbe final : public Probe {
  public:
   std::string key() const override { return "host.sources"; }
   std::string method() const override {
-    return "adam_update with 1, 2 and 4 bf16 sources in turn, one thread; the cost of a further source is (t4 - t1) / "
-           "3, "
-           "its rate that source's bytes over it";
+    return "adam_update with 1, 2 and 4 bf16 sources in turn, one thread, on another core each time; the cost of a "
+           "further source is (t4 - t1) / 3, its rate that source's bytes over it";
   }
   std::optional<std::string> waived(const ProbeContext& context) const override { return too_little_memory(context); }
 
@@ -140,16 +137,19 @@ class SourcesProbe final : public Probe {
     StateSlice slice(pool, 0, 1);
     std::vector<Measurement> points;
     for (int sources : kSources) {
-      points.push_back({"seconds", "s", {{"sources", sources}, {"elements", chunks_elements(slice)}}, {}, true});
+      points.push_back(
+          {"seconds", "s", {{"sources", sources}, {"elements", static_cast<double>(slice.chunk())}}, {}, true});
     }
+    WorkerCores cores(1, 0);
     // One after another in each repeat over the same memory, which the caches have lost meanwhile: drift and the place
     // hit all alike, and differences stay clean.
-    return context.harness(1, 1.2).measure(std::move(points), [&] {
+    return context.warm_harness(1, 1.2).measure(std::move(points), [&] {
+      cores.turn();
       std::vector<double> seconds;
       const int64_t position = slice.position();
       for (int sources : kSources) {
         slice.seek(position);
-        seconds.push_back(seconds_of_chunks(slice, sources, UpdatePart::whole));
+        seconds.push_back(seconds_of_a_chunk(context, cores, slice, sources, UpdatePart::whole));
       }
       return seconds;
     });

@@ -1,13 +1,12 @@
 // Copies beside the CPU optimizer: what each loses to the other.
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <chrono>
-#include <latch>
-#include <limits>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
 #include <thread>
 
 #include "model/base/format.h"
@@ -15,60 +14,14 @@
 #include "profiler/adam_slice.h"
 #include "profiler/copier.h"
 #include "profiler/probe.h"
-#include "profiler/progress_curve.h"
+#include "profiler/stream_team.h"
 #include "runtime/device/backends.h"
-#include "runtime/device/clock.h"
 
 namespace slidedp {
 namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr double kGiga = 1e9;
-
-// Update workers that run from construction until finish().
-class AdamTeam {
- public:
-  explicit AdamTeam(std::vector<StateSlice>& slices)
-      : curves_(slices.size()),
-        started_(static_cast<std::ptrdiff_t>(slices.size()) + 1),
-        cores_(static_cast<int>(slices.size()), /*others=*/1) {
-    for (size_t i = 0; i < slices.size(); ++i) {
-      team_.emplace_back([this, i, &slice = slices[i]] {
-        cores_.take(static_cast<int>(i));
-        work(slice, curves_[i]);
-      });
-    }
-    started_.arrive_and_wait();
-  }
-  ~AdamTeam() { stop_ = true; }
-  AdamTeam(const AdamTeam&) = delete;
-  AdamTeam& operator=(const AdamTeam&) = delete;
-
-  // Bytes moved by each worker, from before the constructor returned until after this call.
-  std::vector<ProgressCurve> finish() {
-    stop_ = true;
-    team_.clear();
-    return std::move(curves_);
-  }
-
- private:
-  void work(StateSlice& slice, ProgressCurve& curve) {
-    slice.update(1);
-    double bytes = 0;
-    curve.push_back({process_seconds(), bytes});
-    started_.arrive_and_wait();
-    do {  // once at least, so that the curve ends after the stop
-      slice.update(1);
-      curve.push_back({process_seconds(), bytes += static_cast<double>(slice.chunk()) * kAdamBytes});
-    } while (!stop_);
-  }
-
-  std::atomic<bool> stop_ = false;
-  std::vector<ProgressCurve> curves_;
-  std::latch started_;
-  WorkerCores cores_;
-  std::vector<std::jthread> team_;  // last: joined before the rest goes
-};
 
 // What runs at once, and the parameters that a sample is stored under.
 struct Situation {
@@ -157,34 +110,34 @@ class Bench {
   // Nothing if the time in which all of it runs is empty.
   std::optional<TogetherRates> attempt(const Together& running) {
     const std::array<bool, 2> wanted{running.h2d, running.d2h};
-    std::optional<AdamTeam> team;
-    if (running.adam_threads > 0) team.emplace(slices_.at(running.adam_threads));
+    // Bytes moved.
+    const StreamWork update = [&](int worker) {
+      return kAdamBytes * static_cast<double>(slices_.at(running.adam_threads)[static_cast<size_t>(worker)].update(1));
+    };
+    const WorkerCores cores(running.adam_threads, /*others=*/1);
+    std::optional<StreamTeam> team;
+    if (running.adam_threads > 0) team.emplace(running.adam_threads, cores, update);
     for (size_t i = 0; i < 2; ++i) {
       if (wanted[i]) copiers_[i]->issue_marked(piece_, pieces_[i]);
     }
-    std::array<ProgressCurve, 2> copied;
+    std::vector<ProgressCurve> curves;
     for (size_t i = 0; i < 2; ++i) {
       if (!wanted[i]) continue;
       copiers_[i]->lane().finish();
-      copied[i] = copiers_[i]->curve();
+      curves.push_back(copiers_[i]->curve());
     }
-    if (!running.h2d && !running.d2h) std::this_thread::sleep_for(std::chrono::duration<double>(window_s_));
-    std::vector<ProgressCurve> updated;
-    if (team) updated = team->finish();
-
-    double begin = 0, end = std::numeric_limits<double>::infinity();
-    const auto narrow = [&](const ProgressCurve& curve) {
-      if (curve.empty()) return;
-      begin = std::max(begin, curve.front().seconds);
-      end = std::min(end, curve.back().seconds);
-    };
-    std::for_each(copied.begin(), copied.end(), narrow);
-    std::for_each(updated.begin(), updated.end(), narrow);
-    if (!(begin < end)) return std::nullopt;
+    if (curves.empty()) std::this_thread::sleep_for(std::chrono::duration<double>(window_s_));
+    const size_t copied = curves.size();
+    if (team) {
+      std::vector<ProgressCurve> updated = team->finish();
+      std::move(updated.begin(), updated.end(), std::back_inserter(curves));
+    }
+    const Window window = common_window(curves);
+    if (window.empty()) return std::nullopt;
     TogetherRates rates;
-    if (running.h2d) rates.h2d_gbps = rate_between(copied[0], begin, end) / kGiga;
-    if (running.d2h) rates.d2h_gbps = rate_between(copied[1], begin, end) / kGiga;
-    for (const ProgressCurve& curve : updated) rates.adam_gbps += rate_between(curve, begin, end) / kGiga;
+    if (running.h2d) rates.h2d_gbps = rate_in(curves.front(), window) / kGiga;
+    if (running.d2h) rates.d2h_gbps = rate_in(curves[copied - 1], window) / kGiga;
+    rates.adam_gbps = summed_rate(std::span(curves).subspan(copied), window) / kGiga;
     return rates;
   }
 

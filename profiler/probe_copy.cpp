@@ -77,9 +77,8 @@ class DuplexProbe final : public Probe {
  public:
   std::string key() const override { return "copy.duplex"; }
   std::string method() const override {
-    return "large copies in both directions at once on two streams of one rank; sum of both over the time until the "
-           "last "
-           "ends";
+    return "large copies in both directions at once on two streams of one rank; sum of both directions' rates while "
+           "both run";
   }
   std::optional<std::string> waived(const ProbeContext& context) const override { return too_little_memory(context); }
 
@@ -92,7 +91,28 @@ class DuplexProbe final : public Probe {
       copiers.push_back(std::make_unique<Copier>(device, direction, context.rolling_bytes / 2, burst.bytes));
     }
     return {context.harness(1).measure({"seconds", "s", {{"bytes", 2 * burst.total()}}, {}, true},
-                                       [&] { return run_together(copiers, burst.bytes, burst.pieces); })};
+                                       [&] { return 2 * burst.total() / rate_together(copiers, burst); })};
+  }
+
+ private:
+  // Bytes/s while both run. Where other programs hold the cores, one lane may be done before the other starts: then
+  // once more.
+  static double rate_together(std::span<const std::unique_ptr<Copier>> copiers, const Burst& burst) {
+    constexpr int kTries = 20;
+    for (int i = 0; i < kTries; ++i) {
+      for (const auto& copier : copiers) copier->issue_marked(burst.bytes, burst.pieces);
+      std::vector<ProgressCurve> curves;
+      for (const auto& copier : copiers) {
+        copier->lane().finish();
+        curves.push_back(copier->curve());
+      }
+      const Window window = common_window(curves);
+      if (!window.empty()) return summed_rate(curves, window);
+    }
+    failf(
+        "copy.duplex: copies that started together did not run at the same time, {} times in a row; measure while "
+        "nothing else uses this machine.",
+        kTries);
   }
 };
 

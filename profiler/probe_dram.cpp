@@ -1,100 +1,102 @@
 // Host DRAM as the cores see it.
 #include <algorithm>
-#include <array>
 #include <atomic>
-#include <cstring>
 #include <functional>
 
 #include "model/base/format.h"
 #include "profiler/adam_slice.h"
 #include "profiler/probe.h"
 #include "profiler/rolling.h"
+#include "profiler/stream_team.h"
+#include "profiler/streams.h"
 
 namespace slidedp {
 namespace {
 
-// Eight independent sums, so that the loop is bound by loads and not by the latency of an addition.
-uint64_t sum_words(const uint64_t* words, int64_t count) {
-  std::array<uint64_t, 8> sums{};
-  for (int64_t i = 0; i + 8 <= count; i += 8) {
-    for (int64_t j = 0; j < 8; ++j) sums[static_cast<size_t>(j)] += words[i + j];
+constexpr int64_t kMiB = int64_t{1} << 20;
+constexpr int64_t kLine = 16;          // floats of a cache line
+constexpr int64_t kGap = 17 * kLine;   // between arrays, so that none lies at the same place of its page as another
+constexpr int64_t kMostFloats = kMiB;  // of one array in one call
+
+// One worker's part of the buffer, gone through round and round from somewhere inside.
+class Part {
+ public:
+  Part(const RollingBuffer& buffer, int worker, int workers)
+      : floats_(buffer.bytes() / 4 / workers / kLine * kLine),
+        begin_(static_cast<float*>(buffer.data()) + worker * floats_),
+        position_(staggered(worker, floats_) / kLine * kLine) {}
+  // Floats of each of so many arrays that one call takes.
+  int64_t count(int arrays) const { return std::min(kMostFloats, (floats_ / arrays - kGap) / kLine * kLine); }
+  // The first of them; each begins count() + kGap after the one before.
+  float* next(int arrays) {
+    const int64_t wanted = arrays * (count(arrays) + kGap);
+    if (position_ + wanted > floats_) position_ = 0;
+    float* first = begin_ + position_;
+    position_ += wanted;
+    return first;
   }
-  uint64_t total = 0;
-  for (uint64_t sum : sums) total += sum;
-  return total;
-}
 
-void triad(float* __restrict out, const float* __restrict a, const float* __restrict b, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) out[i] = a[i] + 3.0f * b[i];
-}
+ private:
+  int64_t floats_;
+  float* begin_;
+  int64_t position_;
+};
 
-void copy_floats(float* __restrict out, const float* __restrict a, int64_t count) {
-  std::memcpy(out, a, static_cast<size_t>(count) * sizeof(float));
-}
+// What is done with arrays that lie `step` floats apart.
+struct Stream {
+  const char* name;
+  int arrays;
+  int64_t bytes;  // a float
+  std::function<void(float* first, int64_t step, int64_t count)> work;
+};
 
 class DramProbe final : public Probe {
  public:
   std::string key() const override { return "host.dram"; }
   std::string method() const override {
-    return "sums one array (read: 8 B a word), copies (8 B a float) and computes a = b + 3c (triad: 12 B a float; "
-           "write-allocate not counted), by number of threads, each tied to a core; every repeat goes on where the "
-           "last "
-           "one ended, through at least 1 GiB or twice the last-level cache (--quick: 512 MiB, which a large cache may "
-           "hold)";
+    return "sums an array (read: 4 B a float), copies (8 B), computes a = b + 3c (triad: 12 B) and a = -a (in_place: 8 "
+           "B; write-allocate not counted), by number of threads, each tied to a core, on through parts of at least 4 "
+           "GiB in all or eight times the last-level cache (--quick: 1 GiB, which a large cache may hold in part); sum "
+           "of the threads' rates in a window in which all run";
   }
 
   std::optional<std::string> waived(const ProbeContext& context) const override {
-    if (context.rolling_bytes >= (int64_t{3} << 20)) return std::nullopt;
+    if (context.rolling_bytes / context.cores >= kMiB) return std::nullopt;
     return fmt::format("only {} of memory may be used", format_bytes(context.rolling_bytes));
   }
 
   std::vector<Measurement> run(const ProbeContext& context) const override {
-    Parts parts(context);
+    const RollingBuffer buffer(context.rolling_bytes, "the DRAM probe's arrays");
+    std::atomic<uint64_t> sink = 0;  // the sums are used, so the loop stays
+    const std::vector<Stream> streams{
+        {"read", 1, 4, [&](float* a, int64_t, int64_t count) { sink += streams::read(a, count); }},
+        {"copy", 2, 8, [](float* a, int64_t step, int64_t count) { streams::copy(a, a + step, count); }},
+        {"triad", 3, 12,
+         [](float* a, int64_t step, int64_t count) { streams::triad(a, a + step, a + 2 * step, count); }},
+        {"in_place", 1, 8, [](float* a, int64_t, int64_t count) { streams::negate(a, count); }}};
     const std::vector<int> teams = thread_counts(context);
-    const Harness harness = context.harness(3 * static_cast<int>(teams.size()), 1.2);
+    const Harness harness = context.warm_harness(static_cast<int>(streams.size() * teams.size()));
     std::vector<Measurement> result;
     for (const int threads : teams) {
-      const WorkerCores cores(threads, 0);
-      const auto measure = [&](const char* name, int64_t bytes_a_worker, const std::function<void(float*)>& work) {
-        const double bytes = static_cast<double>(bytes_a_worker) * threads;
-        result.push_back(harness.measure({name, "s", {{"threads", threads}, {"bytes", bytes}}, {}, true}, [&] {
-          const int64_t first = parts.take(threads);
-          return seconds_together(
-              threads, [&](int worker) { work(parts.at(first + worker)); }, [&](int worker) { cores.take(worker); });
+      std::vector<Part> parts;
+      for (int i = 0; i < threads; ++i) parts.emplace_back(buffer, i, threads);
+      WorkerCores cores(threads, 0);
+      for (const Stream& stream : streams) {
+        const int64_t count = parts.front().count(stream.arrays);
+        const auto bytes = static_cast<double>(stream.bytes * count);
+        const StreamWork work = [&](int worker) {
+          stream.work(parts[static_cast<size_t>(worker)].next(stream.arrays), count + kGap, count);
+          return bytes;
+        };
+        const double each = bytes * threads;
+        result.push_back(harness.measure({stream.name, "s", {{"threads", threads}, {"bytes", each}}, {}, true}, [&] {
+          cores.turn();
+          return each / rate_together(threads, cores, context.window_s(), work);
         }));
-      };
-      // A third of a part for each of triad's arrays, a half for a copy's.
-      const int64_t third = parts.floats() / 48 * 16, half = parts.floats() / 32 * 16;
-      measure("read", parts.floats() / 16 * 64, [&](float* part) {
-        sink_ = sink_ + sum_words(reinterpret_cast<const uint64_t*>(part), parts.floats() / 16 * 8);
-      });
-      measure("copy", half * 8, [&](float* part) { copy_floats(part, part + half, half); });
-      measure("triad", third * 12, [&](float* part) { triad(part, part + third, part + 2 * third, third); });
+      }
     }
     return result;
   }
-
- private:
-  // One buffer in as many parts as there are cores, handed out round and round.
-  class Parts {
-   public:
-    explicit Parts(const ProbeContext& context)
-        : buffer_(context.rolling_bytes, "the DRAM probe's arrays"), count_(context.cores) {}
-    int64_t floats() const { return buffer_.bytes() / count_ / 256 * 64; }
-    int64_t take(int parts) {
-      const int64_t first = next_;
-      next_ = (next_ + parts) % count_;
-      return first;
-    }
-    float* at(int64_t part) const { return static_cast<float*>(buffer_.data()) + part % count_ * floats(); }
-
-   private:
-    RollingBuffer buffer_;
-    int count_;
-    int64_t next_ = 0;
-  };
-
-  mutable std::atomic<uint64_t> sink_ = 0;  // the sums are used, so the loop stays
 };
 
 }  // namespace

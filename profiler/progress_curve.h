@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
+#include <span>
 #include <vector>
 
 namespace slidedp {
@@ -25,9 +27,29 @@ inline double amount_at(const ProgressCurve& curve, double seconds) {
   return from.amount + (to.amount - from.amount) * (seconds - from.seconds) / (to.seconds - from.seconds);
 }
 
-// Of a window that is not empty.
-inline double rate_between(const ProgressCurve& curve, double begin, double end) {
-  return (amount_at(curve, end) - amount_at(curve, begin)) / (end - begin);
+struct Window {
+  double begin = 0, end = std::numeric_limits<double>::infinity();  // of this process's clock, in seconds
+  bool empty() const { return !(begin < end); }
+};
+
+// In which all of them run. None of the curves is empty.
+inline Window common_window(std::span<const ProgressCurve> curves) {
+  Window window;
+  for (const ProgressCurve& curve : curves) {
+    window.begin = std::max(window.begin, curve.front().seconds);
+    window.end = std::min(window.end, curve.back().seconds);
+  }
+  return window;
+}
+
+// In a window that is not empty.
+inline double rate_in(const ProgressCurve& curve, const Window& window) {
+  return (amount_at(curve, window.end) - amount_at(curve, window.begin)) / (window.end - window.begin);
+}
+inline double summed_rate(std::span<const ProgressCurve> curves, const Window& window) {
+  double rate = 0;
+  for (const ProgressCurve& curve : curves) rate += rate_in(curve, window);
+  return rate;
 }
 
 }  // namespace slidedp

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -14,6 +15,14 @@
 #include "runtime/host/machine_facts.h"
 
 namespace slidedp {
+
+// Where in a part of `size` its worker begins: multiples of the golden ratio, so that the distances between workers are
+// all different, and none a power of two.
+inline int64_t staggered(int worker, int64_t size) {
+  constexpr double kGoldenRatio = 0.6180339887498949;
+  const double turns = worker * kGoldenRatio;
+  return static_cast<int64_t>((turns - std::floor(turns)) * static_cast<double>(size));
+}
 
 // One touched region that hands out its ranges round and round, so that by the time a range comes again everything else
 // has passed through the caches. Not thread-safe.

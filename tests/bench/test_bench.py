@@ -5,6 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))
+import independent_rates
+
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = Path(os.environ["SLIDEDP_BUILD_DIR"]) / "tests" / "host_engine_bench"
 
@@ -39,7 +42,13 @@ def test_the_cost_of_the_timeline_is_measured():
 
 
 def test_rates_from_outside_are_measured():
-    found = json.loads(subprocess.run([sys.executable, ROOT / "tests/bench/independent_rates.py", "--gib", "0.01"],
+    found = json.loads(subprocess.run([sys.executable, ROOT / "tests/bench/independent_rates.py", "--gib", "0.01", "--window", "0.05"],
                                       capture_output=True, text=True, check=True, timeout=120).stdout)
-    assert {"dram_copy_gbps", "dram_triad_gbps", "dram_in_place_gbps"} <= set(found)
+    assert {f"dram_{name}{way}_gbps" for name in ("copy", "triad", "in_place") for way in ("", "_one_call")} <= set(found)
     assert all(rate > 0 for rate in found.values())
+
+
+def test_rates_from_outside_count_only_while_all_run():
+    # 10 bytes a second from 1 to 5, and 2 from 2 to 3, then 4 until 9.
+    curves = [([1, 3, 5], [0, 20, 40]), ([2, 3, 9], [0, 2, 26])]
+    assert independent_rates.rate_together(curves) == 10 + (2 + 8) / 3

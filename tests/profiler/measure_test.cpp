@@ -119,11 +119,5 @@ TEST(Harness, StopEndsBetweenRepeats) {
   EXPECT_EQ(calls, 4);
 }
 
-TEST(SecondsTogether, RunsEachWorkerOnce) {
-  std::vector<int> runs(4, 0);
-  EXPECT_GE(seconds_together(4, [&](int worker) { ++runs[static_cast<size_t>(worker)]; }), 0);
-  EXPECT_THAT(runs, testing::Each(1));
-}
-
 }  // namespace
 }  // namespace slidedp

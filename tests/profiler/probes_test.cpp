@@ -2,9 +2,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <numeric>
 #include <set>
 #include <thread>
 
+#include "model/base/error.h"
 #include "model/calibration/contention_fit.h"
 #include "model/cost/flops.h"
 #include "profiler/adam_slice.h"
@@ -12,7 +18,10 @@
 #include "profiler/kernel_bench.h"
 #include "profiler/profile.h"
 #include "profiler/registry.h"
+#include "profiler/stream_team.h"
+#include "profiler/streams.h"
 #include "runtime/device/backends.h"
+#include "runtime/device/clock.h"
 
 namespace slidedp {
 namespace {
@@ -45,8 +54,166 @@ TEST(ProgressCurve, RateOfAWindow) {
   EXPECT_DOUBLE_EQ(amount_at(curve, 2), 10);
   EXPECT_DOUBLE_EQ(amount_at(curve, 3), 30);
   EXPECT_DOUBLE_EQ(amount_at(curve, 9), 50);
-  EXPECT_DOUBLE_EQ(rate_between(curve, 1.5, 3), 25 / 1.5);
+  EXPECT_DOUBLE_EQ(rate_in(curve, {1.5, 3}), 25 / 1.5);
   EXPECT_EQ(amount_at({}, 1), 0);
+}
+
+TEST(ProgressCurve, SumOverTheWindowInWhichAllRun) {
+  const std::vector<ProgressCurve> curves{{{1, 0}, {5, 40}}, {{2, 0}, {3, 2}, {9, 14}}};
+  const Window window = common_window(curves);
+  EXPECT_EQ(window.begin, 2);
+  EXPECT_EQ(window.end, 5);
+  EXPECT_FALSE(window.empty());
+  EXPECT_DOUBLE_EQ(summed_rate(curves, window), 10 + 2);
+  EXPECT_TRUE(common_window(std::vector<ProgressCurve>{{{1, 0}, {2, 1}}, {{2, 0}, {3, 1}}}).empty());
+}
+
+// Whatever the machine does meanwhile, each call of worker 0 takes as long as 20 calls of each other worker.
+class OneSlowWorker {
+ public:
+  double operator()(int worker) {
+    if (worker > 0) {
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+      ++calls_[static_cast<size_t>(worker)];
+      return 1;
+    }
+    for (size_t other = 1; other < calls_.size(); ++other) wait(other, calls_[other] + 20);
+    return 1;
+  }
+
+ private:
+  // Or until it makes no more calls, since its team is stopped.
+  void wait(size_t other, int calls) const {
+    for (int idle = 0, before = calls_[other]; calls_[other] < calls && idle < 100; ++idle) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (calls_[other] > before) idle = 0;
+      before = calls_[other];
+    }
+  }
+  std::array<std::atomic<int>, 4> calls_{};
+};
+
+TEST(StreamTeam, ASlowWorkerTakesItsOwnShareAndNoMore) {
+  const WorkerCores cores(4, 1000);  // none of their own: they sleep
+  OneSlowWorker slow;
+  const StreamWork work = std::ref(slow);
+  StreamTeam team(4, cores, work);
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  const std::vector<ProgressCurve> curves = team.finish();
+  const Window window = common_window(curves);
+  const double slow_rate = rate_in(curves[0], window);
+  double others = 0;
+  for (size_t i = 1; i < 4; ++i) {
+    // At least 20 by construction; parts of calls at the window's ends leave some room.
+    EXPECT_GT(rate_in(curves[i], window), 8 * slow_rate) << "worker " << i << " waited for the slow one";
+    others += rate_in(curves[i], window);
+  }
+  EXPECT_DOUBLE_EQ(summed_rate(curves, window), others + slow_rate);
+}
+
+TEST(StreamTeam, CurvesEndAfterTheStop) {
+  const WorkerCores cores(3, 1000);
+  const StreamWork work = [](int worker) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return worker + 1.0;
+  };
+  StreamTeam team(3, cores, work);
+  const double begin = process_seconds();
+  const std::vector<ProgressCurve> curves = team.finish();  // at once: there is a window all the same
+  ASSERT_EQ(curves.size(), 3u);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_LE(curves[i].front().seconds, begin);
+    EXPECT_EQ(curves[i].front().amount, 0) << "the first call warms up";
+    EXPECT_GT(curves[i].back().seconds, begin);
+    EXPECT_EQ(curves[i].back().amount, static_cast<double>((i + 1) * (curves[i].size() - 1)));
+  }
+  EXPECT_FALSE(common_window(curves).empty());
+}
+
+TEST(StreamTeam, AnErrorInAWorkerEndsTheProbeWithIt) {
+  const WorkerCores cores(3, 1000);
+  for (const int good_calls : {0, 1, 3}) {  // before anything is counted, in the first call counted, later
+    std::atomic<int> calls = 0;
+    const StreamWork work = [&](int worker) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (worker == 1 && calls++ == good_calls) throw Error("worker 1 broke");
+      return 1.0;
+    };
+    try {
+      rate_together(3, cores, 0.02, work);
+      ADD_FAILURE() << "no error after " << good_calls << " calls";
+    } catch (const Error& error) {
+      EXPECT_STREQ(error.what(), "worker 1 broke");
+    }
+    EXPECT_EQ(calls, good_calls + 1) << "it is not called again";
+  }
+}
+
+TEST(StreamTeam, IsStoppedWhereNobodyWaitsForItsCurves) {
+  const WorkerCores cores(2, 1000);
+  std::atomic<int> calls = 0;
+  const StreamWork work = [&](int) { return ++calls; };
+  { const StreamTeam team(2, cores, work); }
+  const int after = calls;
+  EXPECT_GE(after, 4) << "each has warmed up and made its last call";
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_EQ(calls, after);
+}
+
+TEST(WorkerCores, AWorkerAllAloneVisitsEveryCore) {
+  const size_t usable = allowed_cores().size();
+  WorkerCores cores(1, 0);
+  std::set<int> visited;
+  for (size_t i = 0; i < usable; ++i) {
+    std::thread([&] {
+      cores.take(0);
+      visited.insert(allowed_cores().front());
+    }).join();
+    cores.turn();
+  }
+  EXPECT_EQ(visited.size(), usable);
+}
+
+TEST(Streams, DoWhatTheyAreTimedFor) {
+  constexpr int64_t kCount = 48;
+  std::vector<float> a(kCount), b(kCount), out(kCount);
+  for (int64_t i = 0; i < kCount; ++i) {
+    a[static_cast<size_t>(i)] = static_cast<float>(i);
+    b[static_cast<size_t>(i)] = static_cast<float>(100 * i);
+  }
+  streams::triad(a.data(), b.data(), out.data(), kCount);
+  for (size_t i = 0; i < kCount; ++i) EXPECT_EQ(out[i], 301 * a[i]);
+  streams::copy(b.data(), out.data(), kCount);
+  EXPECT_EQ(out, b);
+  streams::negate(out.data(), kCount);
+  for (size_t i = 0; i < kCount; ++i) EXPECT_EQ(out[i], -b[i]);
+  std::vector<uint64_t> words(kCount / 2);
+  std::iota(words.begin(), words.end(), uint64_t{1} << 40);
+  EXPECT_EQ(streams::read(reinterpret_cast<const float*>(words.data()), kCount), (24ull << 40) + 276);
+}
+
+// Within what memory systems can do: values in other units are not.
+TEST(HostProbes, GiveRatesOfMemory) {
+  const ProbeContext context = small_context();
+  const std::map<std::string, double> bytes_an_element{
+      {"host.adam", 26}, {"host.split", 18}, {"host.norm", 2}, {"host.sources", 26}};
+  for (const char* key : {"host.dram", "host.adam", "host.split", "host.norm", "host.sources"}) {
+    const auto probe = probe_named(key);
+    ASSERT_EQ(probe->waived(context), std::nullopt);
+    const std::vector<Measurement> measured = probe->run(context);
+    EXPECT_GE(measured.size(), 1u);
+    for (const Measurement& m : measured) {
+      EXPECT_GE(m.repeats.size(), 3u);
+      const double bytes = m.parameters.contains("bytes") ? m.parameters.at("bytes")
+                                                          : m.parameters.at("elements") * bytes_an_element.at(key);
+      for (const double seconds : m.repeats) {
+        EXPECT_GT(bytes / seconds, 1e7) << key;
+        EXPECT_LT(bytes / seconds, 5e12) << key;
+      }
+    }
+    HardwareSpec spec;
+    EXPECT_FALSE(probe->fill({1, context.cores}, measured, spec).empty());
+  }
 }
 
 TEST(Copier, CurveEndsWithTheLaneAndCountsEveryPiece) {
@@ -186,18 +353,36 @@ TEST(LayerDesigns, AHostsAreShortOnesFirst) {
   }
 }
 
-TEST(StatePool, SlicesGoThroughAllOfItWhateverTheirNumber) {
-  StatePool pool(int64_t{14} * 64 * 40, 1);
-  ASSERT_EQ(pool.elements(), 64 * 40);
-  for (const int workers : {1, 3, 8}) {
+TEST(StatePool, SlicesGoThroughTheirSharesFromDifferentPlaces) {
+  const int64_t chunks = 3 * kElementsPerCall;
+  StatePool pool(14 * 3 * chunks, 1);
+  ASSERT_EQ(pool.elements(), 3 * chunks);
+  std::set<int64_t> places;
+  int64_t begin = 0;
+  for (StateSlice& slice : slices_of(pool, 3)) {
+    places.insert(slice.position() - begin);
+    std::set<int64_t> visited;
+    for (int i = 0; i < 6; ++i) {
+      EXPECT_EQ(slice.update(1), kElementsPerCall);
+      EXPECT_EQ(slice.position() % kBlockElements, 0);
+      EXPECT_LE(slice.position(), begin + chunks);
+      visited.insert(slice.position());
+    }
+    EXPECT_LE(*visited.begin(), begin + kElementsPerCall);
+    EXPECT_GT(*visited.rbegin(), begin + chunks - kElementsPerCall) << "all of it, round again";
+    begin += chunks;
+  }
+  EXPECT_EQ(places.size(), 3u);
+  StatePool small(int64_t{14} * 64 * 40, 1);
+  for (const int workers : {1, 3, 8}) {  // less than a chunk each: all of the share in one call
+    const int64_t share = 64 * 40 / workers / 64 * 64;
     int64_t next = 0;
-    for (StateSlice& slice : slices_of(pool, workers)) {
+    for (StateSlice& slice : slices_of(small, workers)) {
       EXPECT_EQ(slice.position(), next) << workers;
-      slice.update(1);
-      EXPECT_EQ(slice.position(), next + slice.chunk());
-      slice.update(1);  // round again
-      EXPECT_LE(slice.position(), next + slice.chunk());
-      next += pool.elements() / workers / 64 * 64;
+      EXPECT_EQ(slice.update(1), share);
+      EXPECT_EQ(slice.update(1), share);
+      EXPECT_EQ(slice.position(), next + share);
+      next += share;
     }
   }
 }
@@ -207,7 +392,7 @@ TEST(ThreadCounts, ShowWhereAStreamStopsGrowing) {
   context.cores = 16;
   EXPECT_THAT(thread_counts(context), testing::ElementsAre(1, 16)) << "quick";
   context.quick = false;
-  EXPECT_THAT(thread_counts(context), testing::ElementsAre(1, 4, 8, 12, 14, 16));
+  EXPECT_THAT(thread_counts(context), testing::ElementsAre(1, 4, 8, 14, 16));
   context.cores = 1;
   EXPECT_THAT(thread_counts(context), testing::ElementsAre(1));
 }
