@@ -33,9 +33,8 @@ class AdamProbe final : public Probe {
  public:
   std::string key() const override { return "host.adam"; }
   std::string method() const override {
-    return "adam_update over rolling hi, lo, m, v with one bf16 gradient source (26 B of traffic an element), by "
-           "number "
-           "of threads, each tied to a core; sum of the threads' rates in a window in which all run";
+    return "adam_update over rolling hi, lo, m, v with one bf16 gradient source (26 B of traffic an element), by the "
+           "number of threads, each tied to a core; sum of their rates in a window in which all run";
   }
   std::optional<std::string> waived(const ProbeContext& context) const override { return too_little_memory(context); }
 
