@@ -39,8 +39,7 @@ class AdamProbe final : public Probe {
   std::string key() const override { return "host.adam"; }
   std::string method() const override {
     return "adam_update over rolling hi, lo, m, v with one bf16 gradient source (26 B of traffic an element), by "
-           "number "
-           "of threads, each tied to a core";
+           "number of threads, each tied to a core";
   }
   std::optional<std::string> waived(const ProbeContext& context) const override { return too_little_memory(context); }
 
@@ -130,8 +129,7 @@ class SourcesProbe final : public Probe {
   std::string key() const override { return "host.sources"; }
   std::string method() const override {
     return "adam_update with 1, 2 and 4 bf16 sources in turn, one thread; the cost of a further source is (t4 - t1) / "
-           "3, "
-           "its rate that source's bytes over it";
+           "3, its rate that source's bytes over it";
   }
   std::optional<std::string> waived(const ProbeContext& context) const override { return too_little_memory(context); }
 

@@ -38,9 +38,8 @@ class DramProbe final : public Probe {
   std::string method() const override {
     return "sums one array (read: 8 B a word), copies (8 B a float) and computes a = b + 3c (triad: 12 B a float; "
            "write-allocate not counted), by number of threads, each tied to a core; every repeat goes on where the "
-           "last "
-           "one ended, through at least 1 GiB or twice the last-level cache (--quick: 512 MiB, which a large cache may "
-           "hold)";
+           "last one ended, through at least 1 GiB or twice the last-level cache (--quick: 512 MiB, which a large "
+           "cache may hold)";
   }
 
   std::optional<std::string> waived(const ProbeContext& context) const override {
