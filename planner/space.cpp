@@ -223,6 +223,33 @@ StepGraph with_buffers(const SearchProblem& problem, const Plan& plan, const Tou
   return graph;
 }
 
+std::vector<Combination> every_combination(const SearchProblem& problem) {
+  std::vector<Combination> all;
+  const Combination base = base_plan(problem);
+  const std::vector<int> ranks = rank_counts(problem);
+  for (auto count = ranks.rbegin(); count != ranks.rend(); ++count) {
+    for (const Route& route : routes(problem, *count)) {
+      for (const Batching& batching : batchings(problem, *count)) {
+        for (const UpdatePolicy update : updates(problem)) {
+          for (const DType accumulator : accumulators(problem, batching.micro_batches)) {
+            Combination plan = base;
+            plan.ranks = *count;
+            plan.delivery = route.delivery;
+            plan.reduction = route.reduction;
+            plan.micro_batch_rows = batching.rows;
+            plan.micro_batches = batching.micro_batches;
+            plan.waves = batching.waves;
+            plan.update = update;
+            plan.accumulator = accumulator;
+            add_variants(problem, plan, all);
+          }
+        }
+      }
+    }
+  }
+  return all;
+}
+
 }  // namespace
 
 SearchProblem::SearchProblem(const ModelSpec& model_spec, const TrainSpec& train_spec,
@@ -247,29 +274,7 @@ std::vector<int64_t> chunk_ladder(const SearchProblem& problem, int ranks) {
 }
 
 std::vector<Combination> combinations(const SearchProblem& problem) {
-  std::vector<Combination> all;
-  const Combination base = base_plan(problem);
-  const std::vector<int> ranks = rank_counts(problem);
-  for (auto count = ranks.rbegin(); count != ranks.rend(); ++count) {
-    for (const Route& route : routes(problem, *count)) {
-      for (const Batching& batching : batchings(problem, *count)) {
-        for (const UpdatePolicy update : updates(problem)) {
-          for (const DType accumulator : accumulators(problem, batching.micro_batches)) {
-            Combination plan = base;
-            plan.ranks = *count;
-            plan.delivery = route.delivery;
-            plan.reduction = route.reduction;
-            plan.micro_batch_rows = batching.rows;
-            plan.micro_batches = batching.micro_batches;
-            plan.waves = batching.waves;
-            plan.update = update;
-            plan.accumulator = accumulator;
-            add_variants(problem, plan, all);
-          }
-        }
-      }
-    }
-  }
+  std::vector<Combination> all = every_combination(problem);
   if (all.empty()) {
     failf(
         "No plan has all the pinned fields: ranks x waves x micro_batches x micro_batch_rows must be "

@@ -138,7 +138,7 @@ int64_t bench_bytes(const ProbeContext& context, const ModelSpec& model, const K
 }
 
 Backend kernel_backend(const ProbeContext& context, const ModelSpec& model, const KernelShape& shape) {
-  return make_backend(model, make_layout(model), one_rank_plan(context, shape), 0);
+  return make_backend(model, make_layout(model), one_rank_plan(context, shape));
 }
 
 void fill_random(Device& device, Stream& stream, const DeviceMemory& memory, DType type) {
@@ -176,16 +176,16 @@ KernelBench::KernelBench(const ProbeContext& context, const ModelSpec& measured,
   }
   const int64_t hidden = shape_.tokens() * model_.hidden;
   for (DeviceMemory* memory : {&hidden_in_, &hidden_out_, &hidden_gradient_, &fresh_gradient_}) {
-    *memory = filled(hidden, hidden_type_);
+    fill_once(*memory, hidden, hidden_type_);
   }
   loss_ = device_->allocate(sizeof(double), "kernel probe's loss");
   fill_batch();
 }
 
-DeviceMemory KernelBench::filled(int64_t elements, DType type) {
-  DeviceMemory memory = device_->allocate(elements * size_of(type), "kernel probe's tensor");
+void KernelBench::fill_once(DeviceMemory& memory, int64_t elements, DType type) {
+  if (memory.data() != nullptr) return;
+  memory = device_->allocate(elements * size_of(type), "kernel probe's tensor");
   fill_random(*device_, lane_->stream(), memory, type);
-  return memory;
 }
 
 void KernelBench::fill_batch() {
@@ -225,14 +225,14 @@ double KernelBench::time(const std::function<void()>& work) {
 }
 
 double KernelBench::embedding_forward() {
-  if (embedding_weights_.data() == nullptr) embedding_weights_ = filled(layout_.embedding().elements, DType::bf16);
+  fill_once(embedding_weights_, layout_.embedding().elements, DType::bf16);
   return time([&] {
     backend_.compute.front()->embedding_forward(embedding_weights_.data(), make_batch(), hidden_out_.data());
   });
 }
 
 double KernelBench::embedding_backward(bool first) {
-  if (embedding_gradients_.data() == nullptr) embedding_gradients_ = filled(layout_.embedding().elements, DType::fp32);
+  fill_once(embedding_gradients_, layout_.embedding().elements, DType::fp32);
   return time([&] {
     backend_.compute.front()->embedding_backward(make_batch(), fresh_gradient_.data(), embedding_gradients_.data(),
                                                  model_.vocabulary, first);
@@ -241,9 +241,9 @@ double KernelBench::embedding_backward(bool first) {
 
 std::vector<double> KernelBench::layer() {
   const UnitLayout& unit = layout_.units[1];
-  if (layer_weights_.data() == nullptr) {
-    layer_weights_ = filled(unit.elements, DType::bf16);
-    layer_gradients_ = filled(unit.elements, DType::fp32);
+  fill_once(layer_weights_, unit.elements, DType::bf16);
+  fill_once(layer_gradients_, unit.elements, DType::fp32);
+  if (saved_.data() == nullptr) {
     saved_ = device_->allocate(saved_layout(model_, shape_.tokens(), hidden_type_, ActivationPolicy::keep).bytes,
                                "kernel probe's activations");
   }
@@ -278,15 +278,11 @@ std::vector<double> KernelBench::layer() {
 }
 
 double KernelBench::head() {
-  if (head_weights_.data() == nullptr) {
-    head_weights_ = filled(layout_.head().elements, DType::bf16);
-    head_gradients_ = filled(layout_.head().elements, DType::fp32);
-  }
-  if (model_.tied && embedding_weights_.data() == nullptr) {
-    embedding_weights_ = filled(layout_.embedding().elements, DType::bf16);
-  }
-  if (model_.tied && embedding_gradients_.data() == nullptr) {
-    embedding_gradients_ = filled(layout_.embedding().elements, DType::fp32);
+  fill_once(head_weights_, layout_.head().elements, DType::bf16);
+  fill_once(head_gradients_, layout_.head().elements, DType::fp32);
+  if (model_.tied) {
+    fill_once(embedding_weights_, layout_.embedding().elements, DType::bf16);
+    fill_once(embedding_gradients_, layout_.embedding().elements, DType::fp32);
   }
   const void* vocabulary = model_.tied ? embedding_weights_.data() : nullptr;
   void* vocabulary_gradients = model_.tied ? embedding_gradients_.data() : nullptr;

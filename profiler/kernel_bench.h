@@ -71,7 +71,8 @@ class KernelBench {
   struct LayerEvents {
     std::unique_ptr<Event> begin, middle, end;
   };
-  DeviceMemory filled(int64_t elements, DType type);
+  // Allocates and fills it with random numbers, unless that was done.
+  void fill_once(DeviceMemory& memory, int64_t elements, DType type);
   MicroBatch make_batch();
   void fill_batch();
   double time(const std::function<void()>& work);

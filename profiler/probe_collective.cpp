@@ -61,7 +61,7 @@ class CollectiveProbe final : public Probe {
 
   std::vector<Measurement> by_size(const ProbeContext& context, const Harness& harness, int ranks,
                                    const std::vector<int64_t>& sizes) const {
-    Backend backend = make_backend(context.backend, ranks, 0);
+    Backend backend = make_backend(context.backend, ranks);
     std::vector<DeviceMemory> full, shards;
     std::vector<DeviceLane> lanes;
     for (const auto& device : backend.devices) {

@@ -72,7 +72,7 @@ class Bench {
   Bench(const ProbeContext& context, double window_s)
       : piece_(std::min((context.on_host() ? 16 : 32) * kMiB, context.rolling_bytes / 4)),
         window_s_(window_s),
-        backend_(make_backend(context.backend, 1, 0)),
+        backend_(make_backend(context.backend, 1)),
         pool_(context.state_memory(), 1) {
     for (const Direction direction : {Direction::h2d, Direction::d2h}) {
       copiers_.push_back(

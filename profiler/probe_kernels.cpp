@@ -77,8 +77,7 @@ class LayerProbe final : public KernelProbe {
   std::string method() const override {
     return "layer_forward and layer_backward of one decoder layer in turn, by tokens, length of rows and width of the "
            "model (one document a row; GPU: several calls in a row after warming up, and rows of several documents for "
-           "the record), "
-           "one intra-op thread; flops and bytes as the planner counts them";
+           "the record), one intra-op thread; flops and bytes as the planner counts them";
   }
   std::vector<Measurement> run(const ProbeContext& context) const override {
     const DType compute = compute_type(context);

@@ -20,8 +20,7 @@ class LaunchProbe final : public Probe {
     return "launches of a cast of 64 elements with an event each: in a row on one stream (in_row), and in a chain that "
            "alternates between two streams, each waiting for the other's event (hop); the hop is the launch latency of "
            "the profile, since tasks of a step wait for other lanes; events alone (event) and calls from an idle "
-           "stream "
-           "to the host (host_function) for the record";
+           "stream to the host (host_function) for the record";
   }
 
   std::vector<Measurement> run(const ProbeContext& context) const override {

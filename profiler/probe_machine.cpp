@@ -68,8 +68,7 @@ class DeviceStateProbe final : public Probe {
   std::string key() const override { return "device.state"; }
   std::string method() const override {
     return "reads the first GPU's clocks, power, temperature and reasons to slow down from the management library, "
-           "once a "
-           "round, directly after layers have run; for the record";
+           "once a round, directly after layers have run; for the record";
   }
   std::optional<std::string> waived(const ProbeContext& context) const override {
     if (context.on_host()) return "CPU ranks have no clock of their own";

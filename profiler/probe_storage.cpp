@@ -64,9 +64,8 @@ class StorageProbe final : public Probe {
   std::string key() const override { return "storage"; }
   std::string method() const override {
     return "writes a nameless file in the folder for temporary files (TMPDIR) until it is on storage, drops it from "
-           "the "
-           "page cache and reads it, in pieces of 8 MiB by one thread; for the record, and in memory where that folder "
-           "is a RAM disk";
+           "the page cache and reads it, in pieces of 8 MiB by one thread; for the record, and in memory where that "
+           "folder is a RAM disk";
   }
   std::optional<std::string> waived(const ProbeContext& context) const override {
     std::error_code error;

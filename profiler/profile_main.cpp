@@ -70,7 +70,7 @@ ProbeContext context_of(Options& options, MachineIdentity& machine) {
   machine.gpu = device.name;
   context.backend = options.backend;
   if (options.ranks == 0) options.ranks = context.on_host() ? 2 : device.devices;
-  check_backend(options.backend, options.ranks, {});
+  check_backend(options.backend, options.ranks);
   if (!context.on_host()) {
     context.device_total_bytes = device.total_bytes;
     context.device_available_bytes = device.free_bytes / 10 * 9;  // a margin for what the driver rounds up

@@ -37,10 +37,10 @@ Drift drift_of(std::span<const Measurement> measured) {
   // Measurements of one probe drift together but scatter apart: their own spread counts as well as their repeats'.
   const double middle = median(logs);
   std::vector<double> deviations;
-  for (const double log : logs) deviations.push_back(std::abs(log - middle));
+  for (const double log : logs) deviations.push_back(log - middle);
   Drift drift;
   drift.ratio = std::exp(middle);
-  drift.error = std::max(median(errors), 2 * 1.4826 * median(deviations)) / std::sqrt(static_cast<double>(logs.size()));
+  drift.error = std::max(median(errors), 2 * robust_sigma(deviations)) / std::sqrt(static_cast<double>(logs.size()));
   drift.seen = std::abs(middle) > std::max(drift.error, kLeast);
   return drift;
 }

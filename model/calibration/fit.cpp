@@ -173,19 +173,16 @@ std::vector<FitSample> checked(std::span<const FitSample> samples, const std::st
   return sorted;
 }
 
-double robust_sigma(const std::vector<double>& residuals) {
-  std::vector<double> magnitudes;
-  for (double residual : residuals) magnitudes.push_back(std::abs(residual));
-  // 1.4826 makes the median absolute deviation a standard deviation for normal noise; the factor n/(n-2) is for the two
-  // fitted parameters.
+// The factor n/(n-2) is for the two fitted parameters.
+double noise_of(const std::vector<double>& residuals) {
   const double n = static_cast<double>(residuals.size());
-  return 1.4826 * median(magnitudes) * (n > 2 ? std::sqrt(n / (n - 2)) : 1.0);
+  return robust_sigma(residuals) * (n > 2 ? std::sqrt(n / (n - 2)) : 1.0);
 }
 
 // Two passes: the first finds the noise of these samples, the second uses it as the scale of the loss.
 bool solve_twice(AffineProblem& problem, bool free_fixed) {
   problem.solve(kFirstLossScale, free_fixed);
-  const double sigma = robust_sigma(problem.residuals());
+  const double sigma = noise_of(problem.residuals());
   return problem.solve(std::max(kOutlierSigmas * sigma, kMinLossScale), free_fixed);
 }
 
@@ -213,7 +210,7 @@ double structure(const std::vector<std::vector<double>>& groups, int parameters)
   double samples = 0, squares = 0, misfit = 0;
   for (const std::vector<double>& group : groups) {
     const double middle = median(group), size = static_cast<double>(group.size());
-    for (double residual : group) scatter.push_back(std::abs(residual - middle));
+    for (double residual : group) scatter.push_back(residual - middle);
     samples += size;
     squares += middle * middle;
     misfit += size * middle * middle;
@@ -221,7 +218,7 @@ double structure(const std::vector<std::vector<double>>& groups, int parameters)
   const double sizes = static_cast<double>(groups.size()), above = sizes - parameters, below = samples - sizes;
   const double rms = std::sqrt(squares / sizes);
   if (above < 1 || below < sizes || rms < kLeastMisfit) return 0;
-  const double sigma = 1.4826 * median(scatter) * std::sqrt(samples / below);
+  const double sigma = robust_sigma(scatter) * std::sqrt(samples / below);
   if (sigma == 0) return rms;
   // A median's variance is pi / 2 times that of a mean.
   const double f = misfit / above / (1.5708 * sigma * sigma);
@@ -247,7 +244,7 @@ Affine read_solution(const AffineProblem& problem) {
   FitSummary& summary = result.summary;
   summary.samples = static_cast<int>(residuals.size());
   summary.residual_rms_log = std::sqrt(squares / static_cast<double>(residuals.size()));
-  summary.residual_sigma_log = robust_sigma(residuals);
+  summary.residual_sigma_log = noise_of(residuals);
   result.fixed = problem.fixed();
   result.per_work = problem.per_work();
   const std::array<double, 4> unit = problem.covariance();

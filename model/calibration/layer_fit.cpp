@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "model/base/error.h"
+#include "model/calibration/measurement.h"
 
 namespace slidedp {
 namespace {
@@ -58,12 +59,6 @@ struct Pull {
   }
 };
 
-double median_of(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 class LayerProblem {
  public:
   LayerProblem(std::span<const LayerSample> samples) {
@@ -90,7 +85,7 @@ class LayerProblem {
     if (hold_bytes) held_.push_back(kBytes);
     std::vector<double> slopes;
     for (size_t i = 0; i < rows_.size(); ++i) slopes.push_back(std::exp(log_seconds_[i]) / rows_[i][kProducts]);
-    parameters_ = {1e-3, 0.7 * median_of(slopes), 1, hold_bytes ? 0 : 0.1};
+    parameters_ = {1e-3, 0.7 * median(slopes), 1, hold_bytes ? 0 : 0.1};
     solve_with(kFirstLossScale);
     return solve_with(std::max(kOutlierSigmas * sigma(), kMinLossScale));
   }
@@ -175,12 +170,10 @@ class LayerProblem {
     return result;
   }
 
-  // Robust: 1.4826 makes the median absolute deviation a standard deviation for normal noise.
   double sigma() const {
-    std::vector<double> magnitudes;
-    for (const double residual : residuals()) magnitudes.push_back(std::abs(residual));
-    const auto n = static_cast<double>(magnitudes.size());
-    return 1.4826 * median_of(magnitudes) * std::sqrt(n / std::max(n - kColumns, 1.0));
+    const std::vector<double> all = residuals();
+    const auto n = static_cast<double>(all.size());
+    return robust_sigma(all) * std::sqrt(n / std::max(n - kColumns, 1.0));
   }
 
   Covariance covariance() const {

@@ -28,6 +28,12 @@ std::vector<double> sorted_copy(std::span<const double> values) {
 
 double median(std::span<const double> values) { return quantile(sorted_copy(values), 0.5); }
 
+double robust_sigma(std::span<const double> deviations) {
+  std::vector<double> magnitudes;
+  for (const double deviation : deviations) magnitudes.push_back(std::abs(deviation));
+  return 1.4826 * median(magnitudes);  // of normal noise half lies within 1 / 1.4826 standard deviations
+}
+
 double relative_error(std::span<const double> values) {
   const std::vector<double> sorted = sorted_copy(values);
   const double middle = quantile(sorted, 0.5);

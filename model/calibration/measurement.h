@@ -32,6 +32,8 @@ void add_round(std::vector<Measurement>& all, std::vector<Measurement> more, int
 std::vector<Measurement> without_round(std::span<const Measurement> all, int round);
 
 double median(std::span<const double> values);  // of at least one value
+// Standard deviation of what deviates so, if it is normal; outliers hardly count. Of at least one value.
+double robust_sigma(std::span<const double> deviations);
 // Half-width of the median's error bar over the median: 1.57 * (interquartile range) / sqrt(n) / median.
 // Source: McGill, Tukey, Larsen 1978 ("notches" of box plots, about 95 %).
 double relative_error(std::span<const double> values);

@@ -19,8 +19,7 @@ void check(const HardwareSpec& spec, const std::string& name) {
   if (spec.uncertainty.known()) return;
   failf(
       "{}: has no section \"uncertainty\", so noise cannot be told from change; measure it with slidedp-profile, or "
-      "fit "
-      "its samples again with slidedp-plan --calibrate.",
+      "fit its samples again with slidedp-plan --calibrate.",
       name);
 }
 

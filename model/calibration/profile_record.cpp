@@ -31,8 +31,7 @@ std::string utc_text(int64_t unix_s) {
 std::string profile_text(const ProfileRun& run) {
   std::string text = fmt::format(
       "# Measured by slidedp-profile on {}{}.\n# Machine: {}, {}, {} cores, {}, {}{}.\n# Kernels at the shapes of {}; "
-      "{} "
-      "ranks on the {} backend; {} rounds, {:.0f} s in all.\n",
+      "{} ranks on the {} backend; {} rounds, {:.0f} s in all.\n",
       utc_text(run.started_unix_s), run.quick ? " (--quick)" : "", run.machine.host, run.machine.processor,
       run.machine.cores, format_bytes(run.machine.memory_bytes), run.machine.kernel,
       run.machine.gpu.empty() ? "" : ", " + run.machine.gpu, run.model, run.ranks, run.backend, run.rounds,

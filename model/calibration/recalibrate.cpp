@@ -24,11 +24,11 @@ constexpr double kLeastFactor = 0.25, kMostFactor = 4;
 // For the slope of a simulation: far above the tolerance by which simulated steps agree, 1e-3.
 constexpr double kRelativeStep = 0.03;
 
-double robust_sigma(std::span<const double> values) {
+double spread_of(std::span<const double> values) {
   const double middle = median(values);
-  std::vector<double> distances;
-  for (double value : values) distances.push_back(std::abs(value - middle));
-  return 1.4826 * median(distances);
+  std::vector<double> deviations;
+  for (const double value : values) deviations.push_back(value - middle);
+  return robust_sigma(deviations);
 }
 
 // What a set of steps of one run took.
@@ -50,7 +50,7 @@ Target target_of(const LoggedRun& run, std::span<const LoggedStep> steps) {
     target.busy_s[group] = median(busy);
     if (target.busy_s[group] == 0) continue;
     // 1.2533: of a median over a mean.
-    const double error = 1.2533 * robust_sigma(busy) / std::sqrt(static_cast<double>(busy.size()));
+    const double error = 1.2533 * spread_of(busy) / std::sqrt(static_cast<double>(busy.size()));
     target.sigma[group] = std::hypot(error / target.busy_s[group], kModelSigma);
   }
   return target;
@@ -263,7 +263,7 @@ std::string disturbance(const LoggedRun& run) {
   }
   std::vector<double> seconds;
   for (const LoggedStep& step : run.steps) seconds.push_back(step.step_s);
-  const double variation = robust_sigma(seconds) / median(seconds);
+  const double variation = spread_of(seconds) / median(seconds);
   if (variation > kMostVariation) {
     return fmt::format("its step times vary by {:.0f} % (at most {:.0f} % may be)", 100 * variation,
                        100 * kMostVariation);

@@ -8,10 +8,6 @@ double layer_forward_flops(const ModelSpec& model, int64_t rows, int64_t seq, La
   return layer_forward_work(model, rows, seq, DType::bf16, block).flops();
 }
 
-double layer_backward_flops(const ModelSpec& model, int64_t rows, int64_t seq, LayerBlock block) {
-  return 2.0 * layer_forward_flops(model, rows, seq, block);
-}
-
 double formed_again_bytes(const ModelSpec& model, int64_t tokens, DType compute, ActivationPolicy policy,
                           LayerBlock block) {
   if (policy == ActivationPolicy::keep) return 0;

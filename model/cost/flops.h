@@ -10,9 +10,8 @@
 namespace slidedp {
 
 // Forward of one layer over rows x seq tokens: 2 * tokens * matrix parameters + attention 2 * 2 * rows * seq^2 / 2 *
-// heads * head_dim. Backward is twice the forward. Those of the two blocks add up to those of the whole.
+// heads * head_dim. Those of the two blocks add up to those of the whole.
 double layer_forward_flops(const ModelSpec& model, int64_t rows, int64_t seq, LayerBlock block = LayerBlock::whole);
-double layer_backward_flops(const ModelSpec& model, int64_t rows, int64_t seq, LayerBlock block = LayerBlock::whole);
 // What a layer's backward reads and writes on the device beyond what it does under `keep`, to form again what its
 // policy does not save (SavedLayout). All but keep: silu(gate) * up is written, tokens * intermediate elements.
 // Selective also reads layer input and residual and writes them normed, and reads the projected queries and keys and

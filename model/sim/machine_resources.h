@@ -44,7 +44,8 @@ class MachineResources {
   void add_copy(TaskCost& cost, bool host_to_device, int rank, double link_bytes, double memory_bytes) const;
   // What a pool worker reads and writes; its core works on it for all of cost.solo_s.
   void add_host_stream(TaskCost& cost, double bytes) const;
-  // On the CPU backend every lane is a thread of the host, or some: cores for all of cost.solo_s.
+  // On the CPU backend a device lane's task runs on so many threads of the host, which take cores for all of
+  // cost.solo_s; on others it takes none.
   void add_lane_threads(TaskCost& cost, double threads) const;
 
  private:

@@ -43,28 +43,33 @@ Backend make_cpu_backend(int ranks, const BackendOptions& options) {
 }
 
 #ifdef SLIDEDP_WITH_CUDA
-// The GPU of each rank.
-std::vector<int> check_cuda(int ranks, const BackendOptions& options, std::vector<BackendFact>* facts = nullptr) {
-  const bool shared = options.share_gpu && ranks > 1;
+struct ChosenGpus {
+  std::vector<int> by_rank;
+  std::vector<std::string> names;  // each once
+};
+
+bool shares_gpu(int ranks, const BackendOptions& options) { return options.share_gpu && ranks > 1; }
+
+ChosenGpus choose(int ranks, const BackendOptions& options) {
+  const bool shared = shares_gpu(ranks, options);
   const CudaMachine machine = look_at_gpus(shared ? 1 : ranks);
-  const std::vector<int> gpus = choose_gpus(machine, {ranks, options.memory_needed, shared});
+  ChosenGpus chosen{choose_gpus(machine, {ranks, options.memory_needed, shared}), {}};
+  for (const Gpu& gpu : machine.gpus) chosen.names.push_back(gpu.name);
   if (ranks > 1 && !shared) nccl_api();
-  if (facts != nullptr) {
-    for (size_t i = 0; i < machine.gpus.size(); ++i) {
-      facts->push_back({"gpu " + std::to_string(i), machine.gpus[i].name});
-    }
-  }
-  return gpus;
+  return chosen;
 }
 
 Backend make_cuda_backend(int ranks, const BackendOptions& options) {
-  const bool shared = options.share_gpu && ranks > 1;
+  const bool shared = shares_gpu(ranks, options);
+  const ChosenGpus gpus = choose(ranks, options);
   Backend backend;
-  const std::vector<int> gpus = check_cuda(ranks, options, &backend.facts);
+  for (size_t i = 0; i < gpus.names.size(); ++i) {
+    backend.facts.push_back({"gpu " + std::to_string(i), gpus.names[i]});
+  }
   std::vector<CudaDevice*> devices;
   for (int rank = 0; rank < ranks; ++rank) {
     auto device = std::make_unique<CudaDevice>(
-        CudaDeviceOptions{rank, gpus[static_cast<size_t>(rank)], options.memory_budget, shared});
+        CudaDeviceOptions{rank, gpus.by_rank[static_cast<size_t>(rank)], options.memory_budget, shared});
     devices.push_back(device.get());
     backend.devices.push_back(std::move(device));
   }
@@ -104,7 +109,7 @@ DeviceFacts device_facts(const std::string& backend) {
 void check_backend(const std::string& name, int ranks, const BackendOptions& options) {
   check_request(name, ranks);
 #ifdef SLIDEDP_WITH_CUDA
-  if (name == "cuda") check_cuda(ranks, options);
+  if (name == "cuda") choose(ranks, options);
 #else
   static_cast<void>(options);
 #endif
@@ -137,14 +142,6 @@ Backend make_backend(const ModelSpec& model, const ModelLayout& layout, const Pl
     backend.compute.push_back(make_aten_compute(model, layout, plan));
   }
   return backend;
-}
-
-Backend make_backend(const std::string& name, int ranks, int64_t memory_budget) {
-  return make_backend(name, ranks, BackendOptions{.memory_budget = memory_budget});
-}
-
-Backend make_backend(const ModelSpec& model, const ModelLayout& layout, const Plan& plan, int64_t memory_budget) {
-  return make_backend(model, layout, plan, BackendOptions{.memory_budget = memory_budget});
 }
 
 MemoryUse temporary_memory(const std::string& backend) {

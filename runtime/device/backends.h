@@ -51,15 +51,12 @@ struct DeviceFacts {
 DeviceFacts device_facts(const std::string& backend);
 
 // Throws Error for an unknown backend or one that this machine cannot run; quick, so that nothing is loaded in vain.
-void check_backend(const std::string& name, int ranks, const BackendOptions& options);
-// Throws Error as check_backend() does.
-Backend make_backend(const std::string& name, int ranks, const BackendOptions& options);
+void check_backend(const std::string& name, int ranks, const BackendOptions& options = {});
+// Throws Error as check_backend() does: it looks again, since another process may have taken memory in between.
+Backend make_backend(const std::string& name, int ranks, const BackendOptions& options = {});
 // As above, with compute objects for this model and plan.
 Backend make_backend(const ModelSpec& model, const ModelLayout& layout, const Plan& plan,
-                     const BackendOptions& options);
-// With a memory budget only.
-Backend make_backend(const std::string& name, int ranks, int64_t memory_budget);
-Backend make_backend(const ModelSpec& model, const ModelLayout& layout, const Plan& plan, int64_t memory_budget);
+                     const BackendOptions& options = {});
 
 // Temporaries of the compute lanes: bytes that the backend's tensor library holds now and at most, over all ranks.
 MemoryUse temporary_memory(const std::string& backend);

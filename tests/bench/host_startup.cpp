@@ -101,7 +101,7 @@ json measure(const ModelSpec& model, const fs::path& dir, const std::string& bac
                                          });
                                        }));
   }
-  Backend backend = make_backend(backend_name, 1, 0);
+  Backend backend = make_backend(backend_name, 1);
   result["backend"] = backend_name;
   Device& device = *backend.devices.front();
   double register_s = 0, unregister_s = 0;

@@ -97,8 +97,7 @@ int run(int argc, char** argv) {
   app.add_option("--rounds", rounds)->check(CLI::Range(1, 1000))->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   constexpr int64_t kMiB = int64_t{1} << 20;
-  check_backend(backend, 1, {});
-  const Backend made = make_backend(backend, 1, BackendOptions{});
+  const Backend made = make_backend(backend, 1);
   Device& device = *made.devices.front();
   const Arena arena(4 * kMiB, "the copies' source");
   device.register_host(arena.data(), 4 * kMiB);

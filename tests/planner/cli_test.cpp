@@ -2,7 +2,6 @@
 #include <SQLiteCpp/SQLiteCpp.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -16,6 +15,7 @@
 #include "model/spec/catalogue.h"
 #include "model/spec/plan.h"
 #include "tests/planner/problems.h"
+#include "tests/support/programs.h"
 #include "tests/support/synthetic_profile.h"
 
 namespace slidedp {
@@ -51,10 +51,9 @@ class PlanProgram : public testing::Test {
                test::config("train/demo.yaml").string() + "' --out '" + plan_file().string() + "' " + more);
   }
   int run(const std::string& arguments) {
-    const std::string command = std::string(SLIDEDP_BUILD_DIR) + "/slidedp-plan " + arguments + " >'" +
-                                (folder_ / "stdout").string() + "' 2>'" + (folder_ / "stderr").string() + "'";
-    const int status = std::system(command.c_str());
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    return test::run_command(test::program("slidedp-plan") + " " + arguments + " >'" + (folder_ / "stdout").string() +
+                             "' 2>'" + (folder_ / "stderr").string() + "'")
+        .status;
   }
   fs::path plan_file() const { return out_ / "plan.yaml"; }
   std::string output() const { return read(folder_ / "stdout"); }

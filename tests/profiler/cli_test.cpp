@@ -5,9 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
 #include <chrono>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -15,22 +13,19 @@
 #include <thread>
 
 #include "model/spec/hardware_spec.h"
+#include "tests/support/programs.h"
 
 namespace slidedp {
 namespace {
 
 namespace fs = std::filesystem;
+using test::Finished;
 using testing::HasSubstr;
 
 constexpr const char* kTinyConfig = R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
   "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
   "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
   "hidden_act": "silu", "tie_word_embeddings": true, "rope_theta": 10000.0})";
-
-struct Result {
-  int status = -1;
-  std::string output;  // stdout and stderr
-};
 
 class ProfileCli : public testing::Test {
  protected:
@@ -41,19 +36,10 @@ class ProfileCli : public testing::Test {
   }
   void TearDown() override { fs::remove_all(folder_); }
 
-  static std::string program(const std::string& name = "slidedp-profile") {
-    return std::string(SLIDEDP_BUILD_DIR) + "/" + name;
-  }
-  Result run(const std::string& arguments) const { return run_program("slidedp-profile", arguments); }
-  Result run_program(const std::string& name, const std::string& arguments) const {
-    const std::string command = "cd " + folder_.string() + " && " + program(name) + " " + arguments + " 2>&1";
-    Result result;
-    FILE* pipe = popen(command.c_str(), "r");
-    std::array<char, 4096> buffer;
-    while (size_t count = fread(buffer.data(), 1, buffer.size(), pipe)) result.output.append(buffer.data(), count);
-    const int status = pclose(pipe);
-    result.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    return result;
+  Finished run(const std::string& arguments) const { return run_program("slidedp-profile", arguments); }
+  // Its output is stdout and stderr.
+  Finished run_program(const std::string& name, const std::string& arguments) const {
+    return test::run_command("cd " + folder_.string() + " && " + test::program(name) + " " + arguments + " 2>&1");
   }
   std::string text(const std::string& name) const {
     std::ostringstream all;
@@ -65,7 +51,7 @@ class ProfileCli : public testing::Test {
 };
 
 TEST_F(ProfileCli, MeasuresEveryFieldThenOneProbeAgain) {
-  const Result full = run("--out hw.yaml --db p.db --model config.json --quick --device-memory 64MiB");
+  const Finished full = run("--out hw.yaml --db p.db --model config.json --quick --device-memory 64MiB");
   ASSERT_EQ(full.status, 0) << full.output;
   EXPECT_THAT(full.output, HasSubstr("s in all"));
   const HardwareSpec spec = load_hardware_spec(folder_ / "hw.yaml");
@@ -87,10 +73,10 @@ TEST_F(ProfileCli, MeasuresEveryFieldThenOneProbeAgain) {
   EXPECT_LT(spec.kernels.launch_latency_s, 0.1);
 
   // The same profile from the samples alone, by a program that measures nothing.
-  const Result again_fitted = run_program("slidedp-plan", "--calibrate p.db --out fitted.yaml");
+  const Finished again_fitted = run_program("slidedp-plan", "--calibrate p.db --out fitted.yaml");
   ASSERT_EQ(again_fitted.status, 0) << again_fitted.output;
   EXPECT_EQ(text("fitted.yaml"), text("hw.yaml"));
-  const Result same = run("--diff hw.yaml fitted.yaml");
+  const Finished same = run("--diff hw.yaml fitted.yaml");
   EXPECT_EQ(same.status, 0) << same.output;
   EXPECT_THAT(same.output, HasSubstr("kernels.layer_fwd.peak_gflops"));
   HardwareSpec slower = spec;
@@ -100,16 +86,16 @@ TEST_F(ProfileCli, MeasuresEveryFieldThenOneProbeAgain) {
     *rate /= 100;
   }
   std::ofstream(folder_ / "slower.yaml") << to_yaml(slower);
-  const Result changed = run("--diff hw.yaml slower.yaml");
+  const Finished changed = run("--diff hw.yaml slower.yaml");
   EXPECT_EQ(changed.status, 4) << changed.output;
   slower.uncertainty = {};
   std::ofstream(folder_ / "bare.yaml") << to_yaml(slower);
-  const Result bare = run("--diff hw.yaml bare.yaml");
+  const Finished bare = run("--diff hw.yaml bare.yaml");
   EXPECT_EQ(bare.status, 1);
   EXPECT_THAT(bare.output, HasSubstr("bare.yaml: has no section \"uncertainty\""));
 
   EXPECT_EQ(run("--out hw.yaml --db p.db --model config.json --quick").status, 1);
-  const Result again = run("--out hw.yaml --db p.db --model config.json --quick --only launch.latency");
+  const Finished again = run("--out hw.yaml --db p.db --model config.json --quick --only launch.latency");
   ASSERT_EQ(again.status, 0) << again.output;
   HardwareSpec expected = spec;
   const HardwareSpec updated = load_hardware_spec(folder_ / "hw.yaml");
@@ -119,13 +105,13 @@ TEST_F(ProfileCli, MeasuresEveryFieldThenOneProbeAgain) {
   expected.uncertainty = updated.uncertainty;
   EXPECT_EQ(updated, expected) << "what was not measured again stays";
 
-  const Result ranks = run("--out hw.yaml --db p.db --ranks 3 --only launch.latency");
+  const Finished ranks = run("--out hw.yaml --db p.db --ranks 3 --only launch.latency");
   EXPECT_EQ(ranks.status, 1);
   EXPECT_THAT(ranks.output, HasSubstr("was measured for 2 ranks"));
 }
 
 TEST_F(ProfileCli, ListsProbesWithTheirMethods) {
-  const Result list = run("--list");
+  const Finished list = run("--list");
   EXPECT_EQ(list.status, 0);
   EXPECT_THAT(list.output, HasSubstr("copy.h2d\n    Device::copy_to_device"));
   EXPECT_THAT(list.output, HasSubstr("kernel.head\n"));
@@ -157,7 +143,7 @@ TEST_F(ProfileCli, BadInputIsNamed) {
       {"--out hw.yaml --db old.yaml", 1, "old.yaml"},
   };
   for (const Case& one : cases) {
-    const Result result = run(one.arguments);
+    const Finished result = run(one.arguments);
     EXPECT_EQ(result.status, one.status) << one.arguments << "\n" << result.output;
     EXPECT_THAT(result.output, HasSubstr(one.message)) << one.arguments;
   }
@@ -174,7 +160,8 @@ TEST_F(ProfileCli, InterruptLeavesNothing) {
         dup2(fileno(stdout), fileno(stderr)) < 0) {
       _exit(99);
     }
-    execl(program().c_str(), "slidedp-profile", "--out", "hw.yaml", "--db", "p.db", "--model", "config.json", nullptr);
+    execl(test::program("slidedp-profile").c_str(), "slidedp-profile", "--out", "hw.yaml", "--db", "p.db", "--model",
+          "config.json", nullptr);
     _exit(98);
   }
   // Once the first measured probe has begun, the handler is there and a full run has minutes to go.

@@ -217,7 +217,7 @@ TEST(HostProbes, GiveRatesOfMemory) {
 }
 
 TEST(Copier, CurveEndsWithTheLaneAndCountsEveryPiece) {
-  Backend backend = make_backend("cpu", 1, 0);
+  Backend backend = make_backend("cpu", 1);
   Copier copier(*backend.devices.front(), Direction::d2h, 1 << 20, 1 << 16);
   for (const int pieces : {20, 5}) {
     copier.issue_marked(1 << 16, pieces);
@@ -430,7 +430,7 @@ TEST(KernelBench, SeveralRowsAreSeveralDocuments) {
 }
 
 TEST(KernelBench, DataIsRandomAndFillsAllOfTheMemory) {
-  Backend backend = make_backend("cpu", 1, 0);
+  Backend backend = make_backend("cpu", 1);
   Device& device = *backend.devices.front();
   const std::unique_ptr<Stream> stream = device.create_stream("h2d");
   const int64_t elements = kFillElements + 100;

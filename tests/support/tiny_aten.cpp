@@ -22,7 +22,7 @@ ModelSpec tiny_model(bool tied, int64_t hidden) {
 
 TinyBackend aten_backend() {
   return {[](const ModelSpec& model, const ModelLayout& layout, const Plan& plan) {
-            return make_backend(model, layout, plan, 0);
+            return make_backend(model, layout, plan);
           },
           [] { reset_temporary_peak("cpu"); }, [] { return temporary_memory("cpu").peak; }};
 }

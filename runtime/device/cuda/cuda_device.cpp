@@ -179,8 +179,7 @@ void* CudaDevice::take(int64_t bytes, const std::string& what) {
   check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
   failf(
       "Rank {}: GPU {} has no memory for {}: {} ({} bytes) wanted, {} of the budget of {} are in use, {} of the GPU's "
-      "{} "
-      "are free. Another process may hold memory (see nvidia-smi); end it, or use a plan for less GPU memory.",
+      "{} are free. Another process may hold memory (see nvidia-smi); end it, or use a plan for less GPU memory.",
       rank(), ordinal(), what, format_bytes(bytes), bytes, format_bytes(use.in_use), format_bytes(use.budget),
       format_bytes(static_cast<int64_t>(free)), format_bytes(static_cast<int64_t>(total)));
 }

@@ -54,8 +54,7 @@ void check_count(const CudaMachine& machine, const GpuRequest& request) {
   if (!request.share && machine.visible < request.ranks) {
     failf(
         "The plan has {} ranks, but this process sees {} GPU{}{}; plan again with --pin ranks={}, or for a test let "
-        "the "
-        "ranks share one with --share-gpu.",
+        "the ranks share one with --share-gpu.",
         request.ranks, machine.visible, machine.visible == 1 ? "" : "s", mask, machine.visible);
   }
 }

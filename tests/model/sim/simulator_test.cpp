@@ -329,5 +329,21 @@ TEST(Bound, IsTheGreatestOfLanesPoolAndResources) {
   EXPECT_EQ(bound(graph, machine).bottleneck, "rank 0 h2d lane");
 }
 
+TEST(PriceGraph, SimulatesUnlessTheBoundIsEnough) {
+  GraphMaker maker(1, 1);
+  maker.compute(0, 1);
+  maker.copy(TaskKind::h2d, 0, 3);
+  const StepGraph graph = maker.finish();
+  const HardwareSpec machine = round_machine();
+  const Price both = price_graph(graph, machine, [](const Bound&) { return false; });
+  EXPECT_EQ(both.bound.step.seconds, bound(graph, machine).step.seconds);
+  EXPECT_EQ(both.bound.bottleneck, bound(graph, machine).bottleneck);
+  ASSERT_TRUE(both.simulation);
+  EXPECT_EQ(both.simulation->step.seconds, simulate(graph, machine).step.seconds);
+  const Price bounded = price_graph(graph, machine, [](const Bound& bound) { return bound.step.seconds > 2; });
+  EXPECT_EQ(bounded.bound.step.seconds, both.bound.step.seconds);
+  EXPECT_FALSE(bounded.simulation);
+}
+
 }  // namespace
 }  // namespace slidedp

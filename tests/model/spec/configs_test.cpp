@@ -1,8 +1,5 @@
 // Every file in configs/ loads, and the model catalogue agrees with transformers.
-#include <array>
-#include <cstdio>
 #include <map>
-#include <memory>
 #include <sstream>
 
 #include "model/spec/hardware_spec.h"
@@ -10,6 +7,7 @@
 #include "model/spec/model_spec.h"
 #include "model/spec/train_spec.h"
 #include "tests/model/spec/support.h"
+#include "tests/support/programs.h"
 
 namespace slidedp {
 namespace {
@@ -97,14 +95,10 @@ using Shapes = std::map<std::string, std::vector<int64_t>>;
 std::map<std::string, Shapes> transformers_parameters(const std::vector<std::filesystem::path>& files) {
   std::string command = std::string(SLIDEDP_PYTHON) + " " + SLIDEDP_SOURCE_DIR + "/tests/model/spec/list_parameters.py";
   for (const auto& file : files) command += " '" + file.string() + "'";
-  const auto close = [](FILE* pipe) { EXPECT_EQ(pclose(pipe), 0) << "list_parameters.py failed"; };
-  const std::unique_ptr<FILE, decltype(close)> pipe(popen(command.c_str(), "r"), close);
-  std::string output;
-  std::array<char, 4096> block;
-  for (size_t size; (size = std::fread(block.data(), 1, block.size(), pipe.get())) > 0;)
-    output.append(block.data(), size);
+  const test::Finished list = test::run_command(command);
+  EXPECT_EQ(list.status, 0) << "list_parameters.py failed";
   std::map<std::string, Shapes> result;
-  std::istringstream lines(output);
+  std::istringstream lines(list.output);
   for (std::string line; std::getline(lines, line);) {
     std::istringstream words(line);
     std::string file, name;

@@ -1,10 +1,7 @@
 // slidedp-profile on a GPU, with a tiny model.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <array>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -13,6 +10,7 @@
 #include "profiler/kernel_bench.h"
 #include "profiler/profile.h"
 #include "tests/support/gpu.h"
+#include "tests/support/programs.h"
 
 namespace slidedp {
 namespace {
@@ -37,15 +35,10 @@ class GpuProfile : public test::NeedsGpu<> {
 };
 
 TEST_F(GpuProfile, MeasuresEveryFieldOfOneGpu) {
-  const std::string command = "cd " + folder_.string() + " && " + SLIDEDP_BUILD_DIR +
-                              "/slidedp-profile --backend cuda --ranks 1 --model config.json --out hw.yaml --db p.db "
-                              "--quick 2>&1";
-  std::string output;
-  FILE* pipe = popen(command.c_str(), "r");
-  std::array<char, 4096> buffer;
-  while (const size_t count = fread(buffer.data(), 1, buffer.size(), pipe)) output.append(buffer.data(), count);
-  const int status = pclose(pipe);
-  ASSERT_EQ(status, 0) << output;
+  const test::Finished profile =
+      test::run_command("cd " + folder_.string() + " && " + test::program("slidedp-profile") +
+                        " --backend cuda --ranks 1 --model config.json --out hw.yaml --db p.db --quick 2>&1");
+  ASSERT_EQ(profile.status, 0) << profile.output;
   const HardwareSpec spec = load_hardware_spec(folder_ / "hw.yaml");
   EXPECT_EQ(spec.device.backend, "cuda");
   EXPECT_EQ(spec.gpus, 1);

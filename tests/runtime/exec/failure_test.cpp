@@ -238,7 +238,7 @@ TEST(FailureOfTouchedRows, TokenIdOutsideTheVocabulary) {
   plan.vocabulary_rows = VocabularyRows::touched;
   const StepGraph graph = build_step_graph(training.model(), training.train(), plan);
   HostState state(graph.layout);
-  Backend backend = make_backend(training.model(), graph.layout, plan, 0);
+  Backend backend = make_backend(training.model(), graph.layout, plan);
   const PackedDataset data(training.data(), training.model(), plan.seq);
   for (const int32_t id : {-1, static_cast<int32_t>(training.model().vocabulary)}) {
     Executor executor(graph, backend, state);
@@ -258,7 +258,7 @@ TEST_F(Failure, DestructionWithWorkUnderWay) {
   const PackedDataset data(training_.data(), training_.model(), plan.seq);
   for (int delay_us = 0; delay_us < 4000; delay_us += 40) {
     HostState state(graph.layout);
-    Backend backend = make_backend(training_.model(), graph.layout, plan, 0);
+    Backend backend = make_backend(training_.model(), graph.layout, plan);
     Executor executor(graph, backend, state);
     StepInput input;
     input.adam = train.adam;
@@ -276,7 +276,7 @@ TEST_F(Failure, CancelEndsCollect) {
   const TrainSpec train = training_.train();
   const StepGraph graph = build_step_graph(training_.model(), train, plan);
   HostState state(graph.layout);
-  Backend backend = make_backend(training_.model(), graph.layout, plan, 0);
+  Backend backend = make_backend(training_.model(), graph.layout, plan);
   const PackedDataset data(training_.data(), training_.model(), plan.seq);
   Executor executor(graph, backend, state);
   StepInput input;
@@ -292,7 +292,7 @@ TEST_F(Failure, MemoryBudgetIsEnforcedAndNamesTheBuffer) {
   const Plan plan = this->plan();
   const StepGraph graph = build_step_graph(training_.model(), training_.train(), plan);
   HostState state(graph.layout);
-  Backend backend = make_backend(training_.model(), graph.layout, plan, 100'000);
+  Backend backend = make_backend(training_.model(), graph.layout, plan, {.memory_budget = 100'000});
   const std::string error = error_of([&] { Executor(graph, backend, state); });
   EXPECT_THAT(error, HasSubstr("rank 0"));
   EXPECT_THAT(error, HasSubstr("slot"));

@@ -14,7 +14,7 @@ constexpr double kTolerance = 1e-5;
 
 TEST(PlainCompute, AgreesWithTheCpuBackend) {
   const auto aten = [](const ModelSpec& model, const ModelLayout& layout, const Plan& plan) {
-    return make_backend(model, layout, plan, 0);
+    return make_backend(model, layout, plan);
   };
   for (const bool tied : {true, false}) {
     const TinyTraining plain(plain_model(tied), {make_plain_backend}), other(plain_model(tied), {aten});

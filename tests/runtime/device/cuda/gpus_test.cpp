@@ -92,7 +92,7 @@ TEST(ChooseGpus, TooLittleFreeMemory) {
 TEST(ChooseGpus, ThisMachineIsUsedOrSaysWhyNot) {
   std::string why;
   try {
-    EXPECT_EQ(make_backend("cuda", 1, 1 << 20).devices.size(), 1u);
+    EXPECT_EQ(make_backend("cuda", 1, {.memory_budget = 1 << 20}).devices.size(), 1u);
   } catch (const Error& error) {
     why = error.what();
   }
