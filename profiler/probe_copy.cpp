@@ -43,7 +43,7 @@ class CopyAloneProbe final : public Probe {
     std::vector<int64_t> sizes{64 * kKiB, 256 * kKiB, kMiB, 4 * kMiB, 16 * kMiB, 64 * kMiB};
     if (!context.quick) sizes.insert(sizes.end(), {256 * kMiB, kGiB});
     std::erase_if(sizes, [&](int64_t bytes) { return bytes > context.rolling_bytes / 4; });
-    Backend backend = make_backend(context.backend, 1, 0);
+    Backend backend = make_backend(context.backend, 1);
     Copier copier(*backend.devices.front(), h2d_ ? Direction::h2d : Direction::d2h, context.rolling_bytes,
                   sizes.back());
     const Harness harness = context.harness(static_cast<int>(sizes.size()));
@@ -84,7 +84,7 @@ class DuplexProbe final : public Probe {
 
   std::vector<Measurement> run(const ProbeContext& context) const override {
     const Burst burst(context, 2);
-    Backend backend = make_backend(context.backend, 1, 0);
+    Backend backend = make_backend(context.backend, 1);
     Device& device = *backend.devices.front();
     std::vector<std::unique_ptr<Copier>> copiers;
     for (Direction direction : {Direction::h2d, Direction::d2h}) {
@@ -128,7 +128,7 @@ class RootProbe final : public Probe {
   std::vector<Measurement> run(const ProbeContext& context) const override {
     const Burst burst(context, context.ranks);
     const Harness harness = context.harness(2);
-    Backend backend = make_backend(context.backend, context.ranks, 0);
+    Backend backend = make_backend(context.backend, context.ranks);
     std::vector<Measurement> result;
     for (Direction direction : {Direction::h2d, Direction::d2h}) {
       std::vector<std::unique_ptr<Copier>> copiers;
