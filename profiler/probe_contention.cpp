@@ -155,8 +155,8 @@ class ContentionProbe final : public Probe {
   std::string key() const override { return "host.contention"; }
   std::string method() const override {
     return "adam_update by no, some and the planned number of threads beside large copies of one rank in no, each and "
-           "both directions, all situations in turn; rates (Adam: 26 B an element) while all run; caps and what each "
-           "loses to the others are fitted";
+           "both directions, all situations in turn; rates (Adam: 26 B an element) while all run; how much longer each "
+           "takes beside the others is fitted";
   }
   std::optional<std::string> waived(const ProbeContext& context) const override {
     // Copies of CPU ranks are work of the cores; the caps of the cores and of the memory controller cover them.
