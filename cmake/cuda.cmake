@@ -1,10 +1,14 @@
 # CUDA is used where nvcc is found; without it everything builds for CPU ranks.
 include(CheckLanguage)
-check_language(CUDA)
-if(CMAKE_CUDA_COMPILER)
+option(SLIDEDP_CUDA "Build the CUDA backend where nvcc is found" ON)
+if(SLIDEDP_CUDA)
+  check_language(CUDA)
+endif()
+if(SLIDEDP_CUDA AND CMAKE_CUDA_COMPILER)
   # CMake wants a value before it enables the language; every target of ours sets its own CUDA_ARCHITECTURES.
-  # Without a GPU here: code for the usual ones, and of the last PTX, which newer ones translate (100, 120).
-  set(architectures "80-real;89-real;90")
+  # Without a GPU here: code for the usual ones (80's also runs on 86 and 89), and of the last PTX, which newer ones
+  # translate (100, 120).
+  set(architectures "80-real;90")
   find_program(SLIDEDP_NVIDIA_SMI nvidia-smi)
   if(SLIDEDP_NVIDIA_SMI)
     execute_process(COMMAND ${SLIDEDP_NVIDIA_SMI} -L OUTPUT_VARIABLE gpus ERROR_QUIET RESULT_VARIABLE failed)
@@ -32,7 +36,7 @@ if(CMAKE_CUDA_COMPILER)
   message(STATUS "CUDA ${CMAKE_CUDA_COMPILER_VERSION} found: CUDA targets are configured")
 else()
   set(SLIDEDP_WITH_CUDA OFF)
-  message(STATUS "No nvcc found: building for CPU ranks only")
+  message(STATUS "No nvcc found, or SLIDEDP_CUDA is off: building for CPU ranks only")
 endif()
 
 # slidedp_cuda_library(NAME GLOBS... [PUBLIC libs...]): one static library of the CUDA and C++ sources that the globs
@@ -53,4 +57,5 @@ function(slidedp_cuda_library name)
   set_target_properties(${name} PROPERTIES
     CUDA_ARCHITECTURES "${SLIDEDP_CUDA_ARCHITECTURES}" CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON
     CUDA_RUNTIME_LIBRARY None)
+  target_precompile_headers(${name} REUSE_FROM slidedp_base)
 endfunction()

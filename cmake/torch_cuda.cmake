@@ -11,6 +11,8 @@ if(SLIDEDP_WITH_CUDA)
   endif()
   add_library(slidedp_cudnn INTERFACE)
   target_include_directories(slidedp_cudnn SYSTEM INTERFACE ${SLIDEDP_CUDNN_FRONTEND} ${SLIDEDP_CUDNN}/include)
+  # Its serialization of graphs is not used, and would be most of what compiles.
+  target_compile_definitions(slidedp_cudnn INTERFACE CUDNN_FRONTEND_SKIP_JSON_LIB)
   target_link_libraries(slidedp_cudnn INTERFACE ${SLIDEDP_CUDNN}/lib/libcudnn.so.9)
   target_link_options(slidedp_cudnn INTERFACE -Wl,-rpath,${SLIDEDP_CUDNN}/lib)
   list(APPEND CMAKE_INSTALL_RPATH ${SLIDEDP_CUDNN}/lib)
