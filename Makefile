@@ -5,7 +5,7 @@ PREFIX ?= /usr/local
 TEST_JOBS ?= 2
 SOURCES = $(shell find model planner profiler runtime tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help setup build test sanitize bench demo install format format-check clean
+.PHONY: help setup build test sanitize tsan asan bench demo install format format-check clean
 
 help:
 	@echo "make demo             fine-tune a real model on two CPU ranks, with what that takes (about 15 minutes at first)"
@@ -35,9 +35,12 @@ test: build sanitize
 bench: build
 	@tests/bench/host_engine.sh --bench $(BUILD)/tests/host_engine_bench --out $(BUILD)/bench $(BENCH_ARGS)
 
+# The one's tests run on one core for a minute or two, while the other builds.
 sanitize: setup
-	@tests/sanitize.sh tsan
-	@tests/sanitize.sh asan
+	@$(MAKE) --no-print-directory -j2 tsan asan
+
+tsan asan:
+	@tests/sanitize.sh $@
 
 demo: build
 	@tests/demo/demo.sh $(BUILD) .demo

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -69,7 +70,7 @@ void check(std::span<const ContentionSample> samples) {
 // Log of predicted over measured, for each rate of a sample.
 std::vector<double> log_errors(const ContentionSample& sample, const HardwareSpec& hardware) {
   std::vector<double> errors;
-  const TogetherRates predicted = predict_together(hardware, sample.running);
+  const TogetherRates predicted = predict_uncapped(hardware, sample.running);
   if (sample.running.h2d) errors.push_back(std::log(predicted.h2d_gbps / sample.measured.h2d_gbps));
   if (sample.running.d2h) errors.push_back(std::log(predicted.d2h_gbps / sample.measured.d2h_gbps));
   if (sample.running.adam_threads > 0) errors.push_back(std::log(predicted.adam_gbps / sample.measured.adam_gbps));
@@ -128,9 +129,9 @@ struct Pull {
 class ContentionProblem {
  public:
   ContentionProblem(std::span<const ContentionSample> samples, const HardwareSpec& hardware)
-      : samples_(samples), hardware_(without_memory_caps(hardware)) {
+      : samples_(samples), hardware_(hardware) {
     // Everything contends a little at the start: a copy within its headroom has no slope to follow.
-    values_.fill(0.3);
+    values_.fill(1);
     values_[kThread] = 0;
     values_[kHeadroomH2d] = values_[kHeadroomD2h] = std::log(1.05);
     build();
@@ -218,14 +219,10 @@ HardwareSpec with_contention(HardwareSpec hardware, const ContentionLaw& law) {
   return hardware;
 }
 
-HardwareSpec without_memory_caps(HardwareSpec hardware) {
-  constexpr double kNeverReached = 1e9;
-  hardware.host.cpu_stream_gbps = hardware.host.dram_gbps = kNeverReached;
-  return hardware;
-}
+namespace {
 
-TogetherRates predict_together(const HardwareSpec& hardware, const Together& running) {
-  const MachineResources machine(hardware, 1, 1);
+TogetherRates share_of(const MachineResources& machine, std::span<const Resource> resources,
+                       const HardwareSpec& hardware, const Together& running) {
   std::vector<Tasks> tasks;
   if (running.h2d) tasks.push_back(copies(machine, true));
   if (running.d2h) tasks.push_back(copies(machine, false));
@@ -234,7 +231,7 @@ TogetherRates predict_together(const HardwareSpec& hardware, const Together& run
   for (const Tasks& alike : tasks) loads.push_back(alike.loads());
   const std::vector<std::span<const Load>> views(loads.begin(), loads.end());
   std::vector<double> speeds(tasks.size());
-  FairShare(machine.all()).share(views, speeds);
+  FairShare(resources).share(views, speeds);
   const auto gbps = [&](size_t i) { return speeds[i] * tasks[i].rate() / kGiga; };
   TogetherRates rates;
   size_t next = 0;
@@ -242,6 +239,22 @@ TogetherRates predict_together(const HardwareSpec& hardware, const Together& run
   if (running.d2h) rates.d2h_gbps = gbps(next++);
   if (running.adam_threads > 0) rates.adam_gbps = gbps(next);
   return rates;
+}
+
+}  // namespace
+
+TogetherRates predict_together(const HardwareSpec& hardware, const Together& running) {
+  const MachineResources machine(hardware, 1, 1);
+  return share_of(machine, machine.all(), hardware, running);
+}
+
+TogetherRates predict_uncapped(const HardwareSpec& hardware, const Together& running) {
+  const MachineResources machine(hardware, 1, 1);
+  std::vector<Resource> resources = machine.all();
+  for (const HostResource cap : {HostResource::dram, HostResource::cpu_stream}) {
+    resources[static_cast<size_t>(machine.id(cap))].capacity = std::numeric_limits<double>::max();
+  }
+  return share_of(machine, resources, hardware, running);
 }
 
 ContentionFit fit_contention(std::span<const ContentionSample> samples, const HardwareSpec& hardware) {

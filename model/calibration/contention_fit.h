@@ -25,6 +25,8 @@ inline constexpr double kAdamBytes = 2 * 12 + 2;
 
 // As the simulator shares one rank's links, the memory and (on the CPU backend) the cores.
 TogetherRates predict_together(const HardwareSpec& hardware, const Together& running);
+// The same without the caps of the CPU's streams and of host DRAM.
+TogetherRates predict_uncapped(const HardwareSpec& hardware, const Together& running);
 
 struct ContentionSample {
   Together running;
@@ -43,14 +45,12 @@ struct ContentionFit : ContentionLaw {
 };
 
 // The law that fits all samples best, alone and together, residuals in log rate, over the link rates of `hardware`.
-// What the samples say nothing about stays as if nothing contended; Adam's rate then is the hardware's. The caps of the
-// CPU's streams and of host DRAM do not count: they are the largest rates seen, which the samples themselves decide.
-// Throws Error for no samples or a rate that is not positive.
+// What the samples say nothing about stays as if nothing contended; Adam's rate then is the hardware's. Caps do not
+// count: they are the largest rates seen, which the samples themselves decide; host.dram_gbps is the unit of the law's
+// values. Throws Error for no samples or a rate that is not positive.
 ContentionFit fit_contention(std::span<const ContentionSample> samples, const HardwareSpec& hardware);
 
 // `hardware` with the fitted law.
 HardwareSpec with_contention(HardwareSpec hardware, const ContentionLaw& law);
-// With caps that nothing reaches.
-HardwareSpec without_memory_caps(HardwareSpec hardware);
 
 }  // namespace slidedp

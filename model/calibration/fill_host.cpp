@@ -112,10 +112,9 @@ std::vector<ContentionSample> contention_samples(Measured measured) {
 namespace {
 
 // The largest rates that were seen: caps of what the law says of more threads, ranks and links than were measured.
-// `spread`: of one rate, relative.
-Found take_memory_caps(Measured measured, double spread, HardwareSpec& spec) {
+Found take_memory_caps(std::span<const ContentionSample> samples, HardwareSpec& spec) {
   double streams = 0, all = 0;
-  for (const ContentionSample& sample : contention_samples(measured)) {
+  for (const ContentionSample& sample : samples) {
     const bool alone = !sample.running.h2d && !sample.running.d2h;
     if (alone) streams = std::max(streams, sample.measured.adam_gbps);
     all = std::max(all, sample.measured.sum());
@@ -124,7 +123,7 @@ Found take_memory_caps(Measured measured, double spread, HardwareSpec& spec) {
   const auto raise = [&](double& cap, double seen, const char* field) {
     if (seen <= cap) return;
     cap = seen;
-    found.push_back({field, cap, "GB/s", spread * cap});
+    found.push_back({field, cap, "GB/s", 0});
   };
   raise(spec.host.cpu_stream_gbps, streams, "host.cpu_stream_gbps");
   raise(spec.host.dram_gbps, all, "host.dram_gbps");
@@ -134,7 +133,9 @@ Found take_memory_caps(Measured measured, double spread, HardwareSpec& spec) {
 }  // namespace
 
 Found fill_host_contention(const FillFacts&, Measured measured, HardwareSpec& spec) {
-  const ContentionFit fit = fit_contention(contention_samples(measured), spec);
+  const std::vector<ContentionSample> samples = contention_samples(measured);
+  Found caps = take_memory_caps(samples, spec);
+  const ContentionFit fit = fit_contention(samples, spec);
   spec = with_contention(spec, fit);
   Found found;
   const auto add = [&](const char* field, double value, const char* unit, double error) {
@@ -164,7 +165,7 @@ Found fill_host_contention(const FillFacts&, Measured measured, HardwareSpec& sp
     summary.structured = true;
     found.front().note = "host.contention: the law describes the rates badly; was the machine idle otherwise?";
   }
-  Found caps = take_memory_caps(measured, fit.residual_rms_log, spec);
+  for (Finding& cap : caps) cap.standard_error = fit.residual_rms_log * cap.value;  // as that of any rate
   std::move(caps.begin(), caps.end(), std::back_inserter(found));
   return found;
 }

@@ -78,7 +78,7 @@ std::vector<double> unseen_concurrent_errors(std::span<const ContentionSample> s
     if (others.empty()) continue;
     const HardwareSpec fitted = with_contention(hardware, fit_contention(others, hardware));
     // The largest rates seen are the caps, and may have been seen where this sample was taken.
-    const TogetherRates predicted = predict_together(without_memory_caps(fitted), running);
+    const TogetherRates predicted = predict_uncapped(fitted, running);
     const TogetherRates& measured = samples[i].measured;
     const auto add = [&](bool runs, double a, double b) {
       if (runs) errors.push_back(std::abs(a / b - 1));

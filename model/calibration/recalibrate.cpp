@@ -95,7 +95,7 @@ HardwareSpec corrected(HardwareSpec spec, const std::vector<RateGroup>& groups, 
     // What threads that go so much faster take of the memory together is so much more, too.
     if (groups[i] == RateGroup::update) spec.contention.streams.beside_streams /= factors[i];
   }
-  spec.host.dram_gbps = std::max(spec.host.dram_gbps, spec.host.cpu_stream_gbps);
+  if (spec.host.cpu_stream_gbps > spec.host.dram_gbps) correct_dram_cap(spec, spec.host.cpu_stream_gbps);
   return spec;
 }
 

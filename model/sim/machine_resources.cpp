@@ -12,13 +12,11 @@ constexpr int kHostResources = 5;
 constexpr int kRankResources = 4;
 constexpr double kGiga = 1e9;
 
-// HardwareSpec's contention is per 1e11 bytes/s.
-constexpr double kPer = 1e11;
-
-Contention contention(double headroom, double of_own, std::vector<Beside> beside) {
+// HardwareSpec's values are for all of `dram`, bytes/s.
+Contention contention(double dram, double headroom, double of_own, std::vector<Beside> beside) {
   std::erase_if(beside, [](const Beside& one) { return one.per_unit == 0; });
-  for (Beside& one : beside) one.per_unit /= kPer;
-  return {headroom, of_own / kPer, std::move(beside)};
+  for (Beside& one : beside) one.per_unit /= dram;
+  return {headroom, of_own > 0 ? of_own / dram : 0, std::move(beside)};
 }
 
 }  // namespace
@@ -39,22 +37,24 @@ MachineResources::MachineResources(const HardwareSpec& hardware, int ranks, int 
   const HostSpec& host = hardware.host;
   const CopyContention &down = hardware.contention.h2d, &up = hardware.contention.d2h;
   const StreamContention& streams = hardware.contention.streams;
+  const double dram = host.dram_gbps * kGiga;
   const ResourceId cpu_stream = id(HostResource::cpu_stream);
   const ResourceId root_h2d = id(HostResource::root_h2d), root_d2h = id(HostResource::root_d2h);
   resources_ = {
       {"root h2d", pcie.root_h2d_gbps * kGiga},
       {"root d2h", pcie.root_d2h_gbps * kGiga},
-      {"host DRAM", host.dram_gbps * kGiga},
+      {"host DRAM", dram},
       {"CPU streaming", host.cpu_stream_gbps * kGiga,
-       contention(1, streams.beside_streams, {{root_h2d, streams.beside_h2d}, {root_d2h, streams.beside_d2h}})},
+       contention(dram, 1, streams.beside_streams, {{root_h2d, streams.beside_h2d}, {root_d2h, streams.beside_d2h}})},
       {"CPU cores", static_cast<double>(host.cores)}};
   for (int rank = 0; rank < ranks; ++rank) {
     resources_.push_back({fmt::format("rank {} compute units", rank), 1.0});
     resources_.push_back(
         {fmt::format("rank {} h2d link", rank), pcie.h2d.gbps * kGiga,
-         contention(down.headroom, 0, {{cpu_stream, down.beside_streams}, {root_d2h, down.beside_copies}})});
-    resources_.push_back({fmt::format("rank {} d2h link", rank), pcie.d2h.gbps * kGiga,
-                          contention(up.headroom, 0, {{cpu_stream, up.beside_streams}, {root_h2d, up.beside_copies}})});
+         contention(dram, down.headroom, 0, {{cpu_stream, down.beside_streams}, {root_d2h, down.beside_copies}})});
+    resources_.push_back(
+        {fmt::format("rank {} d2h link", rank), pcie.d2h.gbps * kGiga,
+         contention(dram, up.headroom, 0, {{cpu_stream, up.beside_streams}, {root_h2d, up.beside_copies}})});
     resources_.push_back({fmt::format("rank {} duplex link", rank), pcie.duplex_gbps * kGiga});
   }
 }

@@ -123,7 +123,7 @@ HostSpec compose_host(const CatalogueHost& host) {
 }
 
 ContentionSpec compose_contention(const HostSpec& host) {
-  const auto of_streams = [&](double value) { return value * 100 / host.cpu_stream_gbps; };  // per 1e11 bytes/s
+  const auto of_streams = [&](double value) { return value * host.dram_gbps / host.cpu_stream_gbps; };
   ContentionSpec spec;
   spec.h2d.beside_streams = spec.d2h.beside_streams = of_streams(kReach.copy_beside_streams);
   spec.streams.beside_h2d = spec.streams.beside_d2h = of_streams(kReach.stream_beside_copies);

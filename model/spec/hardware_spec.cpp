@@ -44,6 +44,19 @@ double HostSpec::update_elements_per_s(UpdatePart part) const {
   return measured > 0 ? measured : adam_elements_per_s * kWholeBytes / kPassBytes;
 }
 
+void correct_dram_cap(HardwareSpec& spec, double gbps) {
+  const double factor = gbps / spec.host.dram_gbps;
+  ContentionSpec& contention = spec.contention;
+  for (CopyContention* copies : {&contention.h2d, &contention.d2h}) {
+    copies->beside_streams *= factor;
+    copies->beside_copies *= factor;
+  }
+  contention.streams.beside_streams *= factor;
+  contention.streams.beside_h2d *= factor;
+  contention.streams.beside_d2h *= factor;
+  spec.host.dram_gbps = gbps;
+}
+
 const FieldError* Uncertainty::error_of(const std::string& field) const {
   const auto found = std::find_if(standard_errors.begin(), standard_errors.end(),
                                   [&](const FieldError& error) { return error.field == field; });

@@ -88,10 +88,10 @@ struct HostSpec {
 
 // How copies and the CPU's streams (Adam, norms, accumulation) slow each other, below the caps of PcieSpec and
 // HostSpec, as they queue at the memory. The time that work takes, of what it takes alone, is the product of 1 + value
-// * (1e11 bytes/s that it runs beside); of a copy over its headroom, but never less than alone: the memory could serve
-// it so much faster than the link does. What runs beside counts as what it would take if only it ran; all ranks' copies
-// in one direction count together. The law is the project's own; results/h200-profile shows how well it describes
-// rates.
+// * (part of host.dram_gbps that runs beside); of a copy over its headroom, but never less than alone: the memory could
+// serve it so much faster than the link does. What runs beside counts as what it would take if only it ran; all ranks'
+// copies in one direction count together. The law is the project's own; results/h200-profile shows how well it
+// describes rates.
 struct CopyContention {
   double headroom = 1;
   double beside_streams = 0, beside_copies = 0;  // copies: in the other direction
@@ -121,6 +121,9 @@ struct HardwareSpec {
   Uncertainty uncertainty;  // of a measured profile
   bool operator==(const HardwareSpec&) const = default;
 };
+
+// Sets host.dram_gbps; what runs together is as slow as before. (A machine with other memory: just set the field.)
+void correct_dram_cap(HardwareSpec& spec, double gbps);
 
 struct NamedValue {
   std::string field;  // YAML path

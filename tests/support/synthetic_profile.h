@@ -31,7 +31,7 @@ inline HardwareSpec true_machine() {
   spec.host.cpu_stream_gbps = 190;  // more than the contention below leaves of them
   spec.host.dram_gbps = 190;
   spec.host.adam_elements_per_s = 7e8;
-  spec.contention = {{1.2, 0.32, 0.73}, {1.1, 0.25, 0.4}, {0.35, 0.2, 0.4}};
+  spec.contention = {{1.2, 0.6, 1.4}, {1.1, 0.5, 0.75}, {0.65, 0.4, 0.75}};
   spec.host.split_weights_elements_per_s = 9e8;
   spec.host.split_moments_elements_per_s = 12e8;
   spec.host.norm_elements_per_s = 3e9;

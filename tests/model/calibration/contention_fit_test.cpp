@@ -29,7 +29,7 @@ HardwareSpec machine() {
 HardwareSpec contended() {
   HardwareSpec truth = machine();
   truth.host.adam_elements_per_s = 7.7e8;
-  truth.contention = {{1.2, 0.32, 0.73}, {1.1, 0.25, 0.4}, {0.22, 0.14, 0.28}};
+  truth.contention = {{1.2, 1.28, 2.92}, {1.1, 1, 1.6}, {0.88, 0.56, 1.12}};
   return truth;
 }
 
@@ -59,8 +59,8 @@ TEST(Contention, PredictsTheLawByHand) {
   const TogetherRates both = predict_together(spec, {true, true, 0});
   EXPECT_NEAR(both.h2d_gbps + both.d2h_gbps, 98, 1e-9) << "what the duplex link gives";
   // Fourteen threads want 254.8 GB/s and take 254.8 / 1.5096 of it.
-  spec.contention.streams = {0.2, 0.1, 0.3};
-  spec.contention.h2d = {1.25, 0.4, 0.5};
+  spec.contention.streams = {0.8, 0.4, 1.2};
+  spec.contention.h2d = {1.25, 1.6, 2};
   const double wanted = 14 * 0.7 * 26, taken = wanted / (1 + 0.002 * wanted);
   EXPECT_DOUBLE_EQ(predict_together(spec, {false, false, 14}).adam_gbps, taken);
   const TogetherRates down = predict_together(spec, {true, false, 14});
@@ -74,7 +74,7 @@ TEST(Contention, PredictsTheLawByHand) {
   // Caps hold besides, unless they are taken away.
   spec.host.cpu_stream_gbps = 100;
   EXPECT_DOUBLE_EQ(predict_together(spec, {false, false, 14}).adam_gbps, 100);
-  EXPECT_DOUBLE_EQ(predict_together(without_memory_caps(spec), {false, false, 14}).adam_gbps, taken);
+  EXPECT_DOUBLE_EQ(predict_uncapped(spec, {false, false, 14}).adam_gbps, taken);
 }
 
 void expect_near(const ContentionLaw& law, const HardwareSpec& truth, double relative) {
@@ -132,8 +132,8 @@ TEST(Contention, NothingIsSaidOfWhatIsNotFelt) {
   std::copy_if(all.begin(), all.end(), std::back_inserter(down),
                [](const ContentionSample& sample) { return !sample.running.d2h; });
   const ContentionFit fit = fit_contention(down, machine());
-  EXPECT_NEAR(fit.contention.h2d.beside_streams, 0.32, 0.02);
-  EXPECT_NEAR(fit.contention.streams.beside_h2d, 0.14, 0.01);
+  EXPECT_NEAR(fit.contention.h2d.beside_streams, 1.28, 0.08);
+  EXPECT_NEAR(fit.contention.streams.beside_h2d, 0.56, 0.04);
   EXPECT_NEAR(fit.contention.streams.beside_d2h, 0, 1e-6);
   EXPECT_NEAR(fit.contention.d2h.headroom, 1, 1e-6);
   EXPECT_GT(fit.standard_error.contention.streams.beside_d2h, 10 * fit.standard_error.contention.streams.beside_h2d);

@@ -120,7 +120,7 @@ TEST(Recovery, Contention) {
   machine.host.cpu_stream_gbps = 300;  // more than what the samples show
   machine.host.dram_gbps = 400;
   machine.host.adam_elements_per_s = 7.7e8;
-  machine.contention = {{1.2, 0.32, 0.73}, {1.1, 0.25, 0.4}, {0.22, 0.14, 0.28}};
+  machine.contention = {{1.2, 1.28, 2.92}, {1.1, 1, 1.6}, {0.88, 0.56, 1.12}};
   expect_recovered(
       "host.contention", machine,
       [&](Sampler& sampler) {

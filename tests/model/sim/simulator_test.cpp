@@ -79,6 +79,7 @@ TEST(Simulate, CopiesAreSlowerBesideStreamingCores) {
   const TaskId back = maker.copy(TaskKind::d2h, 0, 2);
   for (TaskId id : {copy, adam, back}) maker.at(id).previous_deps = {copy, adam, back};
   HardwareSpec machine = round_machine();
+  machine.host.dram_gbps = 100;
   machine.contention.h2d.beside_streams = 200;  // 100 GB/s beside it would make it 201 times as long
   machine.contention.d2h = {1.25, 100, 0};
   const Simulation s = simulate(maker.finish(), machine);
@@ -95,6 +96,7 @@ TEST(Simulate, StreamingCoresAreSlowerBesideCopiesAndEachOther) {
   const TaskId adam = maker.update(2, 0, {}, 4'000'000'000);  // 2 GB/s
   for (TaskId id : {copy, adam, back}) maker.at(id).previous_deps = {copy, adam, back};
   HardwareSpec machine = round_machine();
+  machine.host.dram_gbps = 100;
   machine.contention.streams = {50, 25, 60};
   const Simulation s = simulate(maker.finish(), machine);
   EXPECT_NEAR(end(s, copy), 1, kRounding);

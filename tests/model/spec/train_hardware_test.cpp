@@ -281,6 +281,19 @@ TEST_F(HardwareYaml, ContentionNeverMakesFaster) {
   EXPECT_THAT(refused(to_yaml(spec)), HasSubstr("contention.streams.beside_h2d"));
 }
 
+TEST(Hardware, ACorrectedCapLeavesContentionAsItWas) {
+  HardwareSpec spec = sample_hardware();
+  const ContentionSpec before = spec.contention;
+  correct_dram_cap(spec, 2 * spec.host.dram_gbps);
+  EXPECT_EQ(spec.host.dram_gbps, 344);
+  EXPECT_DOUBLE_EQ(spec.contention.h2d.beside_streams, 2 * before.h2d.beside_streams);
+  EXPECT_DOUBLE_EQ(spec.contention.h2d.beside_copies, 2 * before.h2d.beside_copies);
+  EXPECT_DOUBLE_EQ(spec.contention.d2h.beside_copies, 2 * before.d2h.beside_copies);
+  EXPECT_DOUBLE_EQ(spec.contention.streams.beside_streams, 2 * before.streams.beside_streams);
+  EXPECT_DOUBLE_EQ(spec.contention.streams.beside_d2h, 2 * before.streams.beside_d2h);
+  EXPECT_EQ(spec.contention.d2h.headroom, before.d2h.headroom);
+}
+
 TEST_F(HardwareYaml, OtherRules) {
   EXPECT_THAT(refused("backend: cuda", "backend: tpu"), AllOf(HasSubstr("hw.yaml:7: "), HasSubstr("cpu or cuda")));
   EXPECT_THAT(refused("measured: true", "measured: yes"), HasSubstr("true or false"));
