@@ -37,9 +37,9 @@ bench: build
 
 # The one's tests run on one core for a minute or two, while the other builds.
 sanitize: setup
-	@$(MAKE) --no-print-directory -j2 tsan asan
+	@$(MAKE) --no-print-directory -j2 --output-sync=target tsan asan
 
-tsan asan:
+tsan asan: setup
 	@tests/sanitize.sh $@
 
 demo: build

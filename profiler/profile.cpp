@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <set>
 #include <thread>
 
 #include "model/base/format.h"
@@ -84,9 +85,13 @@ std::vector<const Probe*> choose_probes(std::span<const std::unique_ptr<Probe>> 
       failf("--only: there is no probe \"{}\"; the probes are {}.", key, known);
     }
   }
+  // These decide the same values together: one alone would mix its own with what the others left in the profile.
+  const std::set<std::string> together{"host.dram", "host.adam", "host.contention"};
+  const bool any = std::any_of(keys.begin(), keys.end(), [&](const auto& key) { return together.contains(key); });
   std::vector<const Probe*> chosen;
   for (const auto& probe : all) {
-    if (keys.empty() || std::find(keys.begin(), keys.end(), probe->key()) != keys.end()) chosen.push_back(probe.get());
+    const bool named = std::find(keys.begin(), keys.end(), probe->key()) != keys.end();
+    if (keys.empty() || named || (any && together.contains(probe->key()))) chosen.push_back(probe.get());
   }
   return chosen;
 }

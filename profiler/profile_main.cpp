@@ -52,7 +52,10 @@ void add_options(CLI::App& app, Options& options) {
                  "Memory that one rank may use, for example 6GiB (default: on the cpu backend half of the host's, "
                  "shared among ranks; else all that the GPU has)");
   app.add_flag("--list", options.list, "List the probes and whether they apply here, measure nothing");
-  app.add_option("--only", options.only, "Run only these probes; other values come from the existing --out file");
+  app.add_option(
+      "--only", options.only,
+      "Run only these probes (of host.dram, host.adam and host.contention all or none); other values come from the "
+      "existing --out file");
   app.add_flag("--quick", options.quick, "At most a minute: fewer sizes and repeats, smaller buffers");
   app.add_option(
          "--diff", options.diff,

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -19,8 +18,8 @@ namespace {
 
 constexpr double kGiga = 1e9;
 
-// Bounds, so wide that only samples without meaning reach them: of the headroom, of a slowdown beside 1e11 bytes/s, and
-// of the factor on a thread's rate.
+// Bounds, so wide that only samples without meaning reach them: of the headroom, of a slowdown beside all of
+// host.dram_gbps, and of the factor on a thread's rate.
 constexpr double kMostHeadroom = 3, kMostSlowdown = 10, kMostFactor = 20;
 // Weight of the distance from what is taken for granted (no contention) among the residuals: leads what no sample feels
 // there, and biases the others by far less than any measurement.
@@ -221,8 +220,7 @@ HardwareSpec with_contention(HardwareSpec hardware, const ContentionLaw& law) {
 
 namespace {
 
-TogetherRates share_of(const MachineResources& machine, std::span<const Resource> resources,
-                       const HardwareSpec& hardware, const Together& running) {
+TogetherRates share_of(const MachineResources& machine, const HardwareSpec& hardware, const Together& running) {
   std::vector<Tasks> tasks;
   if (running.h2d) tasks.push_back(copies(machine, true));
   if (running.d2h) tasks.push_back(copies(machine, false));
@@ -231,7 +229,7 @@ TogetherRates share_of(const MachineResources& machine, std::span<const Resource
   for (const Tasks& alike : tasks) loads.push_back(alike.loads());
   const std::vector<std::span<const Load>> views(loads.begin(), loads.end());
   std::vector<double> speeds(tasks.size());
-  FairShare(resources).share(views, speeds);
+  FairShare(machine.all()).share(views, speeds);
   const auto gbps = [&](size_t i) { return speeds[i] * tasks[i].rate() / kGiga; };
   TogetherRates rates;
   size_t next = 0;
@@ -244,17 +242,11 @@ TogetherRates share_of(const MachineResources& machine, std::span<const Resource
 }  // namespace
 
 TogetherRates predict_together(const HardwareSpec& hardware, const Together& running) {
-  const MachineResources machine(hardware, 1, 1);
-  return share_of(machine, machine.all(), hardware, running);
+  return share_of(MachineResources(hardware, 1, 1), hardware, running);
 }
 
 TogetherRates predict_uncapped(const HardwareSpec& hardware, const Together& running) {
-  const MachineResources machine(hardware, 1, 1);
-  std::vector<Resource> resources = machine.all();
-  for (const HostResource cap : {HostResource::dram, HostResource::cpu_stream}) {
-    resources[static_cast<size_t>(machine.id(cap))].capacity = std::numeric_limits<double>::max();
-  }
-  return share_of(machine, resources, hardware, running);
+  return share_of(MachineResources(hardware, 1, 1, /*memory_caps=*/false), hardware, running);
 }
 
 ContentionFit fit_contention(std::span<const ContentionSample> samples, const HardwareSpec& hardware) {

@@ -225,6 +225,16 @@ Errors errors_of(const Target& target, const HardwareSpec& hardware) {
   return errors;
 }
 
+// Values that changed with the corrected ones (contention) are as certain, in relation, as they were.
+void scale_errors(const HardwareSpec& before, HardwareSpec& after) {
+  const std::vector<NamedValue> old = named_values(before), now = named_values(after);
+  for (FieldError& error : after.uncertainty.standard_errors) {
+    for (size_t i = 0; i < now.size(); ++i) {
+      if (now[i].field == error.field && old[i].value != 0) error.value *= now[i].value / old[i].value;
+    }
+  }
+}
+
 // The corrected rates are as certain as the factors; a profile that had no uncertainties starts to have some.
 void note_correction(const LoggedRun& run, const Recalibration& result, HardwareSpec& spec) {
   Uncertainty& uncertainty = spec.uncertainty;
@@ -297,6 +307,7 @@ Recalibration recalibrate(std::span<const LoggedRun> runs, const HardwareSpec& h
   result.step_error_before = before.step;
   result.step_error_after = after.step;
   result.hardware = corrected(hardware, groups, factors.values.data());
+  scale_errors(hardware, result.hardware);
   note_correction(*quiet.front(), result, result.hardware);
   return result;
 }

@@ -1,6 +1,7 @@
 #include "model/sim/machine_resources.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "model/base/format.h"
@@ -31,20 +32,23 @@ double needed(double rate, const char* key) {
   return rate;
 }
 
-MachineResources::MachineResources(const HardwareSpec& hardware, int ranks, int alike)
+MachineResources::MachineResources(const HardwareSpec& hardware, int ranks, int alike, bool memory_caps)
     : hardware_(&hardware), alike_(alike) {
   const PcieSpec& pcie = hardware.pcie;
   const HostSpec& host = hardware.host;
   const CopyContention &down = hardware.contention.h2d, &up = hardware.contention.d2h;
   const StreamContention& streams = hardware.contention.streams;
   const double dram = host.dram_gbps * kGiga;
+  const auto cap = [memory_caps](double gbps) {
+    return memory_caps ? gbps * kGiga : std::numeric_limits<double>::max();
+  };
   const ResourceId cpu_stream = id(HostResource::cpu_stream);
   const ResourceId root_h2d = id(HostResource::root_h2d), root_d2h = id(HostResource::root_d2h);
   resources_ = {
       {"root h2d", pcie.root_h2d_gbps * kGiga},
       {"root d2h", pcie.root_d2h_gbps * kGiga},
-      {"host DRAM", dram},
-      {"CPU streaming", host.cpu_stream_gbps * kGiga,
+      {"host DRAM", cap(host.dram_gbps)},
+      {"CPU streaming", cap(host.cpu_stream_gbps),
        contention(dram, 1, streams.beside_streams, {{root_h2d, streams.beside_h2d}, {root_d2h, streams.beside_d2h}})},
       {"CPU cores", static_cast<double>(host.cores)}};
   for (int rank = 0; rank < ranks; ++rank) {

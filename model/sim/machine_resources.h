@@ -30,9 +30,9 @@ enum class RankResource { compute, h2d_link, d2h_link, duplex };
 
 class MachineResources {
  public:
-  // `alike`: how many ranks do at the same time what one does here (StepGraph::alike). Refers to the profile, which
-  // must outlive it.
-  MachineResources(const HardwareSpec& hardware, int ranks, int alike);
+  // `alike`: how many ranks do at the same time what one does here (StepGraph::alike). Without `memory_caps` the memory
+  // controller and the CPU's streams have no end; contention stays. Refers to the profile, which must outlive it.
+  MachineResources(const HardwareSpec& hardware, int ranks, int alike, bool memory_caps = true);
   const std::vector<Resource>& all() const { return resources_; }
   ResourceId id(HostResource resource) const { return static_cast<int>(resource); }
   ResourceId id(RankResource resource, int rank) const;

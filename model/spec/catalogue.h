@@ -77,10 +77,12 @@ struct CatalogueEstimates {
   // One core, measured on Sapphire Rapids. The caps above bind long before all cores run at these rates.
   double adam_elements_per_s = 8.2e8, split_weights_elements_per_s = 8.4e8, split_moments_elements_per_s = 1.2e9;
   double norm_elements_per_s = 3.2e9, source_gbps = 13;
-  // Contention (ContentionSpec), as parts of cpu_stream_gbps that run beside. Measured on Sapphire Rapids: a copy takes
-  // 1.45 (h2d) and 1.13 times as long beside full CPU streams, and these 1 + 0.25 (h2d) and 1 + 0.48 times their part:
-  // the means. Copies beside copies: pcie.duplex_gbps.
-  double copy_beside_streams = 0.29, stream_beside_copies = 0.37;
+  // Contention (ContentionSpec), beside all that the cores stream or, for streams, beside copies as fast as that.
+  // Measured on Sapphire Rapids: a copy takes 54.0 / 42.2 (h2d) and 54.9 / 47.9 times as long beside Adam on all cores,
+  // and that 1
+  // + 0.25 (h2d) and 1 + 0.48 times the copies' part of its own rate: the means. Copies beside copies:
+  // pcie.duplex_gbps.
+  double copy_beside_streams = 0.21, stream_beside_copies = 0.37;
 };
 inline constexpr CatalogueEstimates kCatalogueEstimates;
 

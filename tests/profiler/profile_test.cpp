@@ -141,9 +141,11 @@ TEST(Profile, ChoosesByKeyInRegistryOrder) {
   const auto probes = all_probes();
   const std::vector<std::string> wanted{"kernel.head", "host.dram"};
   const auto chosen = choose_probes(probes, wanted);
-  ASSERT_EQ(chosen.size(), 2u);
-  EXPECT_EQ(chosen[0]->key(), "host.dram");
-  EXPECT_EQ(chosen[1]->key(), "kernel.head");
+  // host.dram decides the same values as two others.
+  std::vector<std::string> keys;
+  for (const Probe* probe : chosen) keys.push_back(probe->key());
+  EXPECT_THAT(keys, testing::ElementsAre("host.dram", "host.adam", "host.contention", "kernel.head"));
+  EXPECT_EQ(choose_probes(probes, std::vector<std::string>{"kernel.head"}).size(), 1u);
   EXPECT_EQ(choose_probes(probes, {}).size(), probes.size());
   const std::vector<std::string> wrong{"host.dram", "host.damr"};
   const std::string message = message_of([&] { choose_probes(probes, wrong); });

@@ -72,6 +72,9 @@ TEST(Contention, PredictsTheLawByHand) {
   EXPECT_DOUBLE_EQ(all.h2d_gbps, 55 * 1.25 / (1 + 0.004 * taken) / (1 + 0.5 * 0.54));
   EXPECT_DOUBLE_EQ(all.d2h_gbps, 54);
   // Caps hold besides, unless they are taken away.
+  spec.host.cpu_stream_gbps = 10;
+  EXPECT_LE(predict_together(spec, {false, false, 1}).adam_gbps, 10);
+  EXPECT_DOUBLE_EQ(predict_uncapped(spec, {false, false, 1}).adam_gbps, 0.7 * 26 / (1 + 0.002 * 0.7 * 26));
   spec.host.cpu_stream_gbps = 100;
   EXPECT_DOUBLE_EQ(predict_together(spec, {false, false, 14}).adam_gbps, 100);
   EXPECT_DOUBLE_EQ(predict_uncapped(spec, {false, false, 14}).adam_gbps, taken);
@@ -94,7 +97,8 @@ void expect_near(const ContentionLaw& law, const HardwareSpec& truth, double rel
 
 TEST(Contention, RecoversTheLawOfCleanSamples) {
   const ContentionFit fit = fit_contention(samples_of(contended(), {0, 5, 10, 14}, 0, 1), machine());
-  // The pull of what is taken for granted is 1e-3 of a residual's weight, that of a thread's rate 0.05.
+  // The pull of what is taken for granted is 1e-3 of a residual's weight, that of a thread's rate 0.05: its rate was
+  // known 9 % too low, of which the pull keeps a part, and the values that multiply it follow.
   EXPECT_LT(fit.residual_rms_log, 2e-3);
   expect_near(fit, contended(), 0.05);
   EXPECT_EQ(with_contention(machine(), fit).contention, fit.contention);
@@ -118,7 +122,7 @@ TEST(Contention, DescribesAMachine) {
       {{true, true, 10}, {33.1, 47.2, 113.3}}, {{false, false, 14}, {0, 0, 171.8}},
       {{true, false, 14}, {42.2, 0, 155.1}},   {{false, true, 14}, {0, 47.9, 145.7}},
       {{true, true, 14}, {29.8, 44.6, 137.5}}};
-  EXPECT_LT(fit_contention(samples, known).residual_rms_log, 0.025);
+  EXPECT_LT(fit_contention(samples, known).residual_rms_log, 0.025) << "repeats scatter by about 2 %";
 }
 
 TEST(Contention, NothingIsSaidOfWhatIsNotFelt) {

@@ -138,6 +138,11 @@ TEST(Recalibrate, FindsWhatWasWrongAndJudgesItOnAnotherRun) {
   EXPECT_NEAR(groups.at(RateGroup::h2d).factor, 1 / 1.15, 0.02);
   EXPECT_NEAR(groups.at(RateGroup::norm).factor, 1 / 0.75, 0.03);
   EXPECT_NEAR(groups.at(RateGroup::head).factor, 1, 0.02);
+  // Threads that go so much slower take so much less of the memory together: what they do at the end scales alike.
+  const double update = groups.at(RateGroup::update).factor;
+  EXPECT_LT(update, 0.95);
+  EXPECT_DOUBLE_EQ(result.hardware.contention.streams.beside_streams * update,
+                   truth().contention.streams.beside_streams);
   for (const auto& [group, correction] : groups) {
     EXPECT_LT(std::abs(correction.error_after), 0.03) << name(group);
     EXPECT_GT(correction.standard_error, 0) << name(group);
@@ -154,6 +159,25 @@ TEST(Recalibrate, FindsWhatWasWrongAndJudgesItOnAnotherRun) {
   EXPECT_NE(uncertainty.error_of("pcie.root_h2d_gbps"), nullptr);
   EXPECT_EQ(uncertainty.error_of("kernels.layer_fwd.half_gflop"), nullptr);
   EXPECT_THAT(recalibration_table(result), HasSubstr("layer_forward"));
+}
+
+// A cap of the streams above that of the memory takes it along; contention, whose unit that is, stays as it was, and so
+// do its relative errors.
+TEST(Recalibrate, AFasterUpdateRaisesTheMemorysCapAndLeavesContention) {
+  HardwareSpec slow = truth();
+  slow.host.dram_gbps = slow.host.cpu_stream_gbps;
+  slow.host.adam_elements_per_s /= 1.3;
+  slow.uncertainty.measured_at = "2026-01-31T12:00:00.000Z";
+  slow.uncertainty.standard_errors = {{"contention.h2d.beside_streams", 0.04, "host.contention"}};
+  const std::vector<LoggedRun> runs{run_on(truth(), "a.db, run 1", 12, 0.01, 1)};
+  const HardwareSpec after = recalibrate(runs, slow).hardware;
+  ASSERT_GT(after.host.cpu_stream_gbps, slow.host.dram_gbps);
+  EXPECT_EQ(after.host.dram_gbps, after.host.cpu_stream_gbps);
+  EXPECT_DOUBLE_EQ(after.contention.h2d.beside_streams / after.host.dram_gbps,
+                   slow.contention.h2d.beside_streams / slow.host.dram_gbps);
+  const FieldError* error = after.uncertainty.error_of("contention.h2d.beside_streams");
+  ASSERT_NE(error, nullptr);
+  EXPECT_DOUBLE_EQ(error->value / after.contention.h2d.beside_streams, 0.04 / slow.contention.h2d.beside_streams);
 }
 
 TEST(Recalibrate, OneRunIsJudgedOnItsLaterHalf) {

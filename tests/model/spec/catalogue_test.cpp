@@ -172,8 +172,11 @@ TEST(Catalogue, TheSuperchipHasItsOwnLink) {
 TEST(Catalogue, CopiesContendWithAllThatTheCoresStream) {
   for (const char* host : {"epyc-genoa", "epyc-milan"}) {
     const HardwareSpec spec = compose_hardware(gpu_of("rtx-4090"), host_of(host), 1);
-    EXPECT_DOUBLE_EQ(spec.contention.d2h.beside_streams * spec.host.cpu_stream_gbps / spec.host.dram_gbps,
-                     kCatalogueEstimates.copy_beside_streams);
+    const double streams = spec.host.cpu_stream_gbps / spec.host.dram_gbps;
+    EXPECT_DOUBLE_EQ(spec.contention.h2d.beside_streams * streams, kCatalogueEstimates.copy_beside_streams);
+    EXPECT_DOUBLE_EQ(spec.contention.d2h.beside_streams * streams, kCatalogueEstimates.copy_beside_streams);
+    EXPECT_DOUBLE_EQ(spec.contention.streams.beside_h2d * streams, kCatalogueEstimates.stream_beside_copies);
+    EXPECT_DOUBLE_EQ(spec.contention.streams.beside_d2h * streams, kCatalogueEstimates.stream_beside_copies);
   }
 }
 
