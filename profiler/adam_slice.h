@@ -76,7 +76,9 @@ class StateSlice {
     const int64_t share = pool.elements() / workers / kBlockElements * kBlockElements;
     begin_ = worker * share;
     end_ = begin_ + share;
-    position_ = begin_ + staggered(worker, end_ - begin_ - chunk() + 1) / kBlockElements * kBlockElements;
+    const int64_t start = staggered(worker, end_ - begin_ - chunk() + 1) / kBlockElements * kBlockElements;
+    position_ = begin_ + start;
+    again_ = begin_ + start % std::max<int64_t>(chunk(), 1);
   }
   // Elements of a chunk: what one call updates.
   int64_t chunk() const { return std::min(kElementsPerCall, end_ - begin_); }
@@ -84,7 +86,7 @@ class StateSlice {
   void seek(int64_t position) { position_ = position; }
   // Returns the elements updated.
   int64_t update(int sources, UpdatePart part = UpdatePart::whole) {
-    if (position_ + chunk() > end_) position_ = begin_;
+    if (position_ + chunk() > end_) position_ = again_;
     pool_->update(position_, chunk(), sources, part);
     position_ += chunk();
     return chunk();
@@ -93,6 +95,7 @@ class StateSlice {
  private:
   StatePool* pool_;
   int64_t begin_ = 0, end_ = 0, position_ = 0;
+  int64_t again_ = 0;  // where each further round begins: less than a chunk behind begin_, elsewhere for each worker
 };
 
 inline std::vector<StateSlice> slices_of(StatePool& pool, int workers) {

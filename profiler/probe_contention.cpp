@@ -89,6 +89,7 @@ class Bench {
     }
     for (const Situation& situation : situations(context)) {
       const int threads = situation.running.adam_threads;
+      cores_.try_emplace(threads, threads, /*others=*/1);
       if (threads > 0) slices_.try_emplace(threads, slices_of(pool_, threads));
     }
   }
@@ -114,7 +115,7 @@ class Bench {
     const StreamWork update = [&](int worker) {
       return kAdamBytes * static_cast<double>(slices_.at(running.adam_threads)[static_cast<size_t>(worker)].update(1));
     };
-    const WorkerCores cores(running.adam_threads, /*others=*/1);
+    const WorkerCores& cores = cores_.at(running.adam_threads);
     std::optional<StreamTeam> team;
     if (running.adam_threads > 0) team.emplace(running.adam_threads, cores, update);
     for (size_t i = 0; i < 2; ++i) {
@@ -147,7 +148,9 @@ class Bench {
   StatePool pool_;
   std::vector<std::unique_ptr<Copier>> copiers_;
   std::vector<int> pieces_;
-  std::map<int, std::vector<StateSlice>> slices_;  // by the number of threads, each over the whole pool
+  // By the number of threads.
+  std::map<int, std::vector<StateSlice>> slices_;  // each over the whole pool
+  std::map<int, WorkerCores> cores_;
 };
 
 class ContentionProbe final : public Probe {

@@ -91,13 +91,13 @@ class DuplexProbe final : public Probe {
       copiers.push_back(std::make_unique<Copier>(device, direction, context.rolling_bytes / 2, burst.bytes));
     }
     return {context.harness(1).measure({"seconds", "s", {{"bytes", 2 * burst.total()}}, {}, true},
-                                       [&] { return 2 * burst.total() / rate_together(copiers, burst); })};
+                                       [&] { return 2 * burst.total() / duplex_rate(copiers, burst); })};
   }
 
  private:
   // Bytes/s while both run. Where other programs hold the cores, one lane may be done before the other starts: then
   // once more.
-  static double rate_together(std::span<const std::unique_ptr<Copier>> copiers, const Burst& burst) {
+  static double duplex_rate(std::span<const std::unique_ptr<Copier>> copiers, const Burst& burst) {
     constexpr int kTries = 20;
     for (int i = 0; i < kTries; ++i) {
       for (const auto& copier : copiers) copier->issue_marked(burst.bytes, burst.pieces);

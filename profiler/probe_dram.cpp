@@ -24,13 +24,15 @@ class Part {
   Part(const RollingBuffer& buffer, int worker, int workers)
       : floats_(buffer.bytes() / 4 / workers / kLine * kLine),
         begin_(static_cast<float*>(buffer.data()) + worker * floats_),
-        position_(staggered(worker, floats_) / kLine * kLine) {}
+        start_(staggered(worker, floats_) / kLine * kLine),
+        position_(start_) {}
   // Floats of each of so many arrays that one call takes.
   int64_t count(int arrays) const { return std::min(kMostFloats, (floats_ / arrays - kGap) / kLine * kLine); }
   // The first of them; each begins count() + kGap after the one before.
   float* next(int arrays) {
     const int64_t wanted = arrays * (count(arrays) + kGap);
-    if (position_ + wanted > floats_) position_ = 0;
+    // Round again from a place of its own, too.
+    if (position_ + wanted > floats_) position_ = std::min(start_ % wanted, floats_ - wanted);
     float* first = begin_ + position_;
     position_ += wanted;
     return first;
@@ -39,7 +41,7 @@ class Part {
  private:
   int64_t floats_;
   float* begin_;
-  int64_t position_;
+  int64_t start_, position_;
 };
 
 // What is done with arrays that lie `step` floats apart.
@@ -57,7 +59,7 @@ class DramProbe final : public Probe {
     return "sums an array (read: 4 B a float), copies (8 B), computes a = b + 3c (triad: 12 B) and a = -a (in_place: 8 "
            "B; write-allocate not counted), by number of threads, each tied to a core, on through parts of at least 4 "
            "GiB in all or eight times the last-level cache (--quick: 1 GiB, which a large cache may hold in part); sum "
-           "of the threads' rates in a window in which all run";
+           "of the threads' rates in a window in which all run; copy and fewer threads for the record";
   }
 
   std::optional<std::string> waived(const ProbeContext& context) const override {

@@ -21,10 +21,14 @@ double elements_per_s(const Measurement& m) { return m.parameters.at("elements")
 
 Found fill_host_dram(const FillFacts& facts, Measured measured, HardwareSpec& spec) {
   const std::map<std::string, double> all_cores{{"threads", facts.cores}};
-  const Measurement& read = find(measured, "read", all_cores);
-  const Measurement& written = find(measured, "triad", all_cores);
   const auto gbps = [](const Measurement& m) { return m.parameters.at("bytes") / median(m.repeats) / kGiga; };
-  const Measurement& best = gbps(read) > gbps(written) ? read : written;
+  const Measurement* fastest = &find(measured, "read", all_cores);
+  for (const Measurement& m : measured) {
+    // Older databases have no in-place stream.
+    const bool candidate = m.value_name == "triad" || m.value_name == "in_place";
+    if (candidate && m.parameters.at("threads") == facts.cores && gbps(m) > gbps(*fastest)) fastest = &m;
+  }
+  const Measurement& best = *fastest;
   spec.host.cpu_stream_gbps = gbps(best);
   spec.host.dram_gbps = gbps(best);
   const double spread = relative_error(best.repeats);

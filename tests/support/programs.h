@@ -18,7 +18,7 @@ inline std::string program(const std::string& name) {
 }
 
 struct Finished {
-  int status = -1;     // the exit code, or 128 + the signal; -1: not started
+  int status = -1;     // the exit code, or 128 + the signal; -1: no shell could be started
   std::string output;  // stdout
 };
 

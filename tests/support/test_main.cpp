@@ -1,5 +1,5 @@
 // main() of all test programs. Where one skips most of its tests (those for a GPU without one), its exit code says so,
-// that it does not count as passed.
+// so that it does not count as passed.
 #include <gtest/gtest.h>
 
 namespace {
