@@ -77,7 +77,7 @@ class SplitProbe final : public Probe {
           {"seconds", "s", {{"part", part_number(part)}, {"elements", static_cast<double>(slice.chunk())}}, {}, true});
     }
     WorkerCores cores(1, 0);
-    // Both over the same memory, which the caches have lost meanwhile.
+    // Both from the same place, which the caches have lost meanwhile.
     return context.warm_harness(1).measure(std::move(points), [&] {
       cores.turn();
       std::vector<double> seconds;
@@ -140,7 +140,7 @@ class SourcesProbe final : public Probe {
           {"seconds", "s", {{"sources", sources}, {"elements", static_cast<double>(slice.chunk())}}, {}, true});
     }
     WorkerCores cores(1, 0);
-    // One after another in each repeat over the same memory, which the caches have lost meanwhile: drift and the place
+    // One after another in each repeat from the same place, which the caches have lost meanwhile: drift and the place
     // hit all alike, and differences stay clean.
     return context.warm_harness(1, 1.2).measure(std::move(points), [&] {
       cores.turn();

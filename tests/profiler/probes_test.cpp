@@ -248,6 +248,22 @@ TEST(ContentionProbe, MeasuresEverySituation) {
   EXPECT_EQ(contention_samples(measured).size(), 7u);
 }
 
+TEST(DramProbe, TakesTheFastestStreamOfAllCores) {
+  const auto stream = [](const char* name, double threads, double gbps) {
+    return Measurement{name, "s", {{"threads", threads}, {"bytes", 1e9}}, {1 / gbps}, true};
+  };
+  std::vector<Measurement> measured{stream("read", 16, 80), stream("triad", 16, 90), stream("triad", 8, 200),
+                                    stream("copy", 16, 300)};
+  const auto probe = probe_named("host.dram");
+  HardwareSpec spec;
+  probe->fill({1, 16}, measured, spec);
+  EXPECT_DOUBLE_EQ(spec.host.dram_gbps, 90) << "samples of an older version";
+  measured.push_back(stream("in_place", 16, 120));
+  probe->fill({1, 16}, measured, spec);
+  EXPECT_DOUBLE_EQ(spec.host.dram_gbps, 120);
+  EXPECT_DOUBLE_EQ(spec.host.cpu_stream_gbps, 120);
+}
+
 TEST(ContentionProbe, FillsTheLawThatExplainsTheRates) {
   HardwareSpec spec;
   spec.device.backend = "cuda";

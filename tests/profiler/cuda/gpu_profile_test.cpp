@@ -59,11 +59,11 @@ TEST_F(GpuProfile, MeasuresEveryFieldOfOneGpu) {
   EXPECT_LT(spec.kernels.launch_latency_s, 1e-3);
   EXPECT_GT(spec.kernels.layer_fwd.peak_gflops, 100);
   EXPECT_GT(spec.host.split_weights_elements_per_s, 1e6);
-  // All at once is slower than alone.
+  // Copies and Adam together are slower than either alone.
   const int threads = std::max(1, spec.host.cores - 2);
-  EXPECT_LT(predict_together(spec, {true, true, threads}).sum(),
-            0.98 * (predict_together(spec, {true, false, 0}).sum() + predict_together(spec, {false, true, 0}).sum() +
-                    predict_together(spec, {false, false, threads}).sum()));
+  EXPECT_LT(
+      predict_together(spec, {true, true, threads}).sum(),
+      0.98 * (predict_together(spec, {true, true, 0}).sum() + predict_together(spec, {false, false, threads}).sum()));
   EXPECT_EQ(spec.collectives.all_gather.gbps, 0) << "waived";
 }
 
