@@ -36,7 +36,7 @@ bench: build
 	@tests/bench/host_engine.sh --bench $(BUILD)/tests/host_engine_bench --out $(BUILD)/bench $(BENCH_ARGS)
 
 # The one's tests run on one core for a minute or two, while the other builds.
-sanitize: setup
+sanitize:
 	@$(MAKE) --no-print-directory -j2 --output-sync=target tsan asan
 
 tsan asan: setup

@@ -72,30 +72,25 @@ class StatePool {
 // memory channels and banks. The pool must outlive it.
 class StateSlice {
  public:
-  StateSlice(StatePool& pool, int worker, int workers) : pool_(&pool) {
-    const int64_t share = pool.elements() / workers / kBlockElements * kBlockElements;
-    begin_ = worker * share;
-    end_ = begin_ + share;
-    const int64_t start = staggered(worker, end_ - begin_ - chunk() + 1) / kBlockElements * kBlockElements;
-    position_ = begin_ + start;
-    again_ = begin_ + start % std::max<int64_t>(chunk(), 1);
-  }
+  StateSlice(StatePool& pool, int worker, int workers)
+      : pool_(&pool),
+        share_(pool.elements() / workers / kBlockElements * kBlockElements),
+        begin_(worker * share_),
+        rounds_(share_, staggered(worker, share_ - chunk() + 1) / kBlockElements * kBlockElements) {}
   // Elements of a chunk: what one call updates.
-  int64_t chunk() const { return std::min(kElementsPerCall, end_ - begin_); }
-  int64_t position() const { return position_; }
-  void seek(int64_t position) { position_ = position; }
+  int64_t chunk() const { return std::min(kElementsPerCall, share_); }
+  int64_t position() const { return begin_ + rounds_.position(); }
+  void seek(int64_t position) { rounds_.seek(position - begin_); }
   // Returns the elements updated.
   int64_t update(int sources, UpdatePart part = UpdatePart::whole) {
-    if (position_ + chunk() > end_) position_ = again_;
-    pool_->update(position_, chunk(), sources, part);
-    position_ += chunk();
+    pool_->update(begin_ + rounds_.next(chunk()), chunk(), sources, part);
     return chunk();
   }
 
  private:
   StatePool* pool_;
-  int64_t begin_ = 0, end_ = 0, position_ = 0;
-  int64_t again_ = 0;  // where each further round begins: less than a chunk behind begin_, elsewhere for each worker
+  int64_t share_, begin_;
+  Rounds rounds_;
 };
 
 inline std::vector<StateSlice> slices_of(StatePool& pool, int workers) {

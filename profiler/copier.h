@@ -3,8 +3,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "model/base/format.h"
 #include "profiler/device_lane.h"
 #include "profiler/progress_curve.h"
 #include "profiler/rolling.h"
@@ -88,5 +90,19 @@ class Copier {
   std::vector<std::unique_ptr<Event>> marks_;
   int64_t piece_bytes_ = 0;
 };
+
+// The value that `attempt` gives. It gives none (an empty optional) where what started together did not run at the same
+// time, since other programs held the cores: then once more. Throws Error that begins with `what` after some attempts.
+template <typename Attempt>
+auto first_overlap(const std::string& what, Attempt attempt) {
+  constexpr int kTries = 20;
+  for (int i = 0; i < kTries; ++i) {
+    if (auto value = attempt()) return *value;
+  }
+  failf(
+      "{} that started together did not run at the same time, {} times in a row; measure while nothing else uses this "
+      "machine.",
+      what, kTries);
+}
 
 }  // namespace slidedp

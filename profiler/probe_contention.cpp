@@ -94,17 +94,9 @@ class Bench {
     }
   }
 
-  // Rates while all that shall run does. Where other programs hold the cores, a lane may be done before another starts:
-  // then once more.
+  // Rates while all that shall run does.
   TogetherRates run(const Together& running) {
-    constexpr int kTries = 20;
-    for (int i = 0; i < kTries; ++i) {
-      if (const auto rates = attempt(running)) return *rates;
-    }
-    failf(
-        "host.contention: copies and updates that started together did not run at the same time, {} times in a row; "
-        "measure while nothing else uses this machine.",
-        kTries);
+    return first_overlap("host.contention: copies and updates", [&] { return attempt(running); });
   }
 
  private:

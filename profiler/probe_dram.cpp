@@ -24,24 +24,16 @@ class Part {
   Part(const RollingBuffer& buffer, int worker, int workers)
       : floats_(buffer.bytes() / 4 / workers / kLine * kLine),
         begin_(static_cast<float*>(buffer.data()) + worker * floats_),
-        start_(staggered(worker, floats_) / kLine * kLine),
-        position_(start_) {}
+        rounds_(floats_, staggered(worker, floats_) / kLine * kLine) {}
   // Floats of each of so many arrays that one call takes.
   int64_t count(int arrays) const { return std::min(kMostFloats, (floats_ / arrays - kGap) / kLine * kLine); }
   // The first of them; each begins count() + kGap after the one before.
-  float* next(int arrays) {
-    const int64_t wanted = arrays * (count(arrays) + kGap);
-    // Round again from a place of its own, too.
-    if (position_ + wanted > floats_) position_ = std::min(start_ % wanted, floats_ - wanted);
-    float* first = begin_ + position_;
-    position_ += wanted;
-    return first;
-  }
+  float* next(int arrays) { return begin_ + rounds_.next(arrays * (count(arrays) + kGap)); }
 
  private:
   int64_t floats_;
   float* begin_;
-  int64_t start_, position_;
+  Rounds rounds_;
 };
 
 // What is done with arrays that lie `step` floats apart.

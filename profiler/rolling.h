@@ -24,20 +24,34 @@ inline int64_t staggered(int worker, int64_t size) {
   return static_cast<int64_t>((turns - std::floor(turns)) * static_cast<double>(size));
 }
 
+// Places in something of `size`, handed out one after another, round and round. Later rounds begin less than one place
+// behind the front, where they differ if the starts do.
+class Rounds {
+ public:
+  explicit Rounds(int64_t size, int64_t start = 0) : size_(size), start_(start), position_(start) {}
+  // Where the next `wanted` of it begin, at most size.
+  int64_t next(int64_t wanted) {
+    if (position_ + wanted > size_) position_ = std::min(start_ % wanted, size_ - wanted);
+    const int64_t begin = position_;
+    position_ += wanted;
+    return begin;
+  }
+  int64_t position() const { return position_; }
+  void seek(int64_t position) { position_ = position; }
+
+ private:
+  int64_t size_, start_, position_;
+};
+
 // One touched region that hands out its ranges round and round, so that by the time a range comes again everything else
 // has passed through the caches. Not thread-safe.
 class RollingBuffer {
  public:
-  RollingBuffer(int64_t bytes, const std::string& what) : arena_(bytes, what) { fill(); }
+  RollingBuffer(int64_t bytes, const std::string& what) : arena_(bytes, what), rounds_(arena_.bytes()) { fill(); }
   void* data() const { return arena_.data(); }
   int64_t bytes() const { return arena_.bytes(); }
   // The next range, at most bytes() long.
-  void* next(int64_t bytes) {
-    if (position_ + bytes > arena_.bytes()) position_ = 0;
-    void* range = static_cast<std::byte*>(arena_.data()) + position_;
-    position_ += bytes;
-    return range;
-  }
+  void* next(int64_t bytes) { return static_cast<std::byte*>(arena_.data()) + rounds_.next(bytes); }
 
  private:
   // Any non-zero bytes: a page that was never written is not memory yet. 0x3c3c is a positive normal number of about
@@ -56,7 +70,7 @@ class RollingBuffer {
   }
 
   Arena arena_;
-  int64_t position_ = 0;
+  Rounds rounds_;
 };
 
 }  // namespace slidedp

@@ -96,14 +96,16 @@ enum Parameter {
 constexpr int kParameters = 10;
 using Values = std::array<double, kParameters>;
 
+// Of values or of their errors; headrooms are no logarithms here.
+ContentionSpec contention_of(double h2d_headroom, double d2h_headroom, const double* values) {
+  return {{h2d_headroom, values[kH2dBesideStreams], values[kH2dBesideCopies]},
+          {d2h_headroom, values[kD2hBesideStreams], values[kD2hBesideCopies]},
+          {values[kStreamsBesideStreams], values[kStreamsBesideH2d], values[kStreamsBesideD2h]}};
+}
+
 ContentionLaw law_of(const double* values, const HardwareSpec& hardware) {
-  ContentionLaw law;
-  law.adam_elements_per_s = std::exp(values[kThread]) * hardware.host.adam_elements_per_s;
-  ContentionSpec& contention = law.contention;
-  contention.h2d = {std::exp(values[kHeadroomH2d]), values[kH2dBesideStreams], values[kH2dBesideCopies]};
-  contention.d2h = {std::exp(values[kHeadroomD2h]), values[kD2hBesideStreams], values[kD2hBesideCopies]};
-  contention.streams = {values[kStreamsBesideStreams], values[kStreamsBesideH2d], values[kStreamsBesideD2h]};
-  return law;
+  return {contention_of(std::exp(values[kHeadroomH2d]), std::exp(values[kHeadroomD2h]), values),
+          std::exp(values[kThread]) * hardware.host.adam_elements_per_s};
 }
 
 struct SampleResidual {
@@ -197,11 +199,9 @@ class ContentionProblem {
         covariance.GetCovarianceBlock(values_.data(), values_.data(), block.data())) {
       for (size_t i = 0; i < kParameters; ++i) error[i] = sigma * std::sqrt(block[i * kParameters + i]);
     }
-    ContentionLaw result = law_of(error.data(), hardware_);
-    result.adam_elements_per_s = error[kThread] * law.adam_elements_per_s;
-    result.contention.h2d.headroom = error[kHeadroomH2d] * law.contention.h2d.headroom;
-    result.contention.d2h.headroom = error[kHeadroomD2h] * law.contention.d2h.headroom;
-    return result;
+    return {contention_of(error[kHeadroomH2d] * law.contention.h2d.headroom,
+                          error[kHeadroomD2h] * law.contention.d2h.headroom, error.data()),
+            error[kThread] * law.adam_elements_per_s};
   }
 
   std::span<const ContentionSample> samples_;

@@ -36,11 +36,7 @@ Found fill_kernel(Measured measured, const char* value_name, const char* key, co
 // On the CPU backend copies pass through the host's own memory controller; on others DMA does.
 void raise_dram(HardwareSpec& spec, double rate, Found& found, double spread) {
   if (rate <= spec.host.dram_gbps) return;
-  if (spec.host.dram_gbps > 0) {
-    correct_dram_cap(spec, rate);
-  } else {
-    spec.host.dram_gbps = rate;
-  }
+  correct_dram_cap(spec, rate);
   found.push_back(finding("host.dram_gbps", rate, "GB/s", spread));
 }
 

@@ -142,7 +142,7 @@ Found fill_host_contention(const FillFacts&, Measured measured, HardwareSpec& sp
   const ContentionFit fit = fit_contention(samples, spec);
   spec = with_contention(spec, fit);
   Found found;
-  const auto add = [&](const char* field, double value, const char* unit, double error) {
+  const auto add = [&](const std::string& field, double value, const char* unit, double error) {
     found.push_back({field, value, unit, error});
   };
   const ContentionLaw& error = fit.standard_error;
@@ -150,9 +150,9 @@ Found fill_host_contention(const FillFacts&, Measured measured, HardwareSpec& sp
   const auto add_copies = [&](const std::string& direction, const CopyContention& copies,
                               const CopyContention& errors) {
     const std::string prefix = "contention." + direction + ".";
-    found.push_back({prefix + "headroom", copies.headroom, "", errors.headroom});
-    found.push_back({prefix + "beside_streams", copies.beside_streams, "", errors.beside_streams});
-    found.push_back({prefix + "beside_copies", copies.beside_copies, "", errors.beside_copies});
+    add(prefix + "headroom", copies.headroom, "", errors.headroom);
+    add(prefix + "beside_streams", copies.beside_streams, "", errors.beside_streams);
+    add(prefix + "beside_copies", copies.beside_copies, "", errors.beside_copies);
   };
   add_copies("h2d", fit.contention.h2d, error.contention.h2d);
   add_copies("d2h", fit.contention.d2h, error.contention.d2h);

@@ -33,7 +33,7 @@ double needed(double rate, const char* key) {
 }
 
 MachineResources::MachineResources(const HardwareSpec& hardware, int ranks, int alike, bool memory_caps)
-    : hardware_(&hardware), alike_(alike) {
+    : alike_(alike), lanes_take_cores_(hardware.device.backend == "cpu"), cores_(hardware.host.cores) {
   const PcieSpec& pcie = hardware.pcie;
   const HostSpec& host = hardware.host;
   const CopyContention &down = hardware.contention.h2d, &up = hardware.contention.d2h;
@@ -50,7 +50,7 @@ MachineResources::MachineResources(const HardwareSpec& hardware, int ranks, int 
       {"host DRAM", cap(host.dram_gbps)},
       {"CPU streaming", cap(host.cpu_stream_gbps),
        contention(dram, 1, streams.beside_streams, {{root_h2d, streams.beside_h2d}, {root_d2h, streams.beside_d2h}})},
-      {"CPU cores", static_cast<double>(host.cores)}};
+      {"CPU cores", cores_}};
   for (int rank = 0; rank < ranks; ++rank) {
     resources_.push_back({fmt::format("rank {} compute units", rank), 1.0});
     resources_.push_back(
@@ -95,9 +95,9 @@ void MachineResources::add_host_stream(TaskCost& cost, double bytes) const {
 }
 
 void MachineResources::add_lane_threads(TaskCost& cost, double threads) const {
-  if (hardware_->device.backend != "cpu") return;
+  if (!lanes_take_cores_) return;
   // Threads beyond the cores do no further work, so they demand no more than there is.
-  const double cores = std::clamp(threads, 1.0, std::max(1.0, static_cast<double>(hardware_->host.cores)));
+  const double cores = std::clamp(threads, 1.0, std::max(1.0, cores_));
   add(cost, id(HostResource::cores), cores * cost.solo_s, "host.cores", alike_);
 }
 

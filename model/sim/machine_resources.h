@@ -31,7 +31,7 @@ enum class RankResource { compute, h2d_link, d2h_link, duplex };
 class MachineResources {
  public:
   // `alike`: how many ranks do at the same time what one does here (StepGraph::alike). Without `memory_caps` the memory
-  // controller and the CPU's streams have no end; contention stays. Refers to the profile, which must outlive it.
+  // controller and the CPU's streams have no end; contention stays.
   MachineResources(const HardwareSpec& hardware, int ranks, int alike, bool memory_caps = true);
   const std::vector<Resource>& all() const { return resources_; }
   ResourceId id(HostResource resource) const { return static_cast<int>(resource); }
@@ -51,8 +51,9 @@ class MachineResources {
  private:
   void add(TaskCost& cost, ResourceId id, double amount, const char* key, int times = 1) const;
 
-  const HardwareSpec* hardware_;
   int alike_;
+  bool lanes_take_cores_;
+  double cores_;
   std::vector<Resource> resources_;  // the host's, then those of rank 0, rank 1, ...
 };
 

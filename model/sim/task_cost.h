@@ -15,8 +15,6 @@ namespace slidedp {
 class CostModel {
  public:
   CostModel(const StepGraph& graph, const HardwareSpec& hardware);
-  CostModel(const CostModel&) = delete;
-  CostModel& operator=(const CostModel&) = delete;
   const std::vector<Resource>& resources() const { return machine_.all(); }
   // Throws Error that names the hardware profile's key if the task needs a rate that the profile does not have.
   TaskCost cost(const Task& task) const;
@@ -38,7 +36,7 @@ class CostModel {
   const StepGraph* graph_;
   HardwareSpec hardware_;
   bool cpu_backend_ = false;
-  MachineResources machine_;  // refers to hardware_
+  MachineResources machine_;
 };
 
 }  // namespace slidedp

@@ -45,7 +45,8 @@ double HostSpec::update_elements_per_s(UpdatePart part) const {
 }
 
 void correct_dram_cap(HardwareSpec& spec, double gbps) {
-  const double factor = gbps / spec.host.dram_gbps;
+  // Before anything was measured nothing contends.
+  const double factor = spec.host.dram_gbps > 0 ? gbps / spec.host.dram_gbps : 1;
   ContentionSpec& contention = spec.contention;
   for (CopyContention* copies : {&contention.h2d, &contention.d2h}) {
     copies->beside_streams *= factor;
